@@ -62,7 +62,7 @@ def by_headrace(spark: SparkSession, blocks: LogBlocks) -> DataFrame:
     def read(*, decoding: RecordDecoding | None = None) -> DataFrame:
         return blocks.frame(spark, 2, decoding)
 
-    return decode_input(spark, SOURCE, read).decoded.select("offset", "value.*")
+    return decode_input(spark, SOURCE, read, folder_url="").decoded.select("offset", "value.*")
 
 
 def by_from_json(spark: SparkSession, blocks: LogBlocks, *, check: bool) -> DataFrame:

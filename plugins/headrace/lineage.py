@@ -84,16 +84,17 @@ def batch_lineage(ledger: Ledger, written: Stream, attempts: Iterable[Attempt]) 
 
 
 def _inputs(ledger: Ledger, written: Stream, stream_name: str, times: Iterable[int]) -> list[InputDataset]:
-    sources = {source.id: source for source in written.kafka_inputs}
+    sources = {source.id: source for source in written.inputs}
     ranges: dict[Dataset, list[OffsetRange]] = defaultdict(list)
     for batch_time_ms in times:
         for row in ledger.batches.inputs(stream_name, batch_time_ms):
             source = sources.get(row.input_id)
-            if source is None:
-                # The stream's definition has lost this input since; or it is no Kafka input, which has no dataset.
+            if source is None or source.datasets is None:
+                # The stream's definition has lost this input since, or its kind has no dataset.
                 continue
             partition = row.partition
-            ranges[topic_name(source, partition.topic)].append(
+            function: Any = load_reference(source.datasets, f"datasets of input {source.id!r}")
+            ranges[function(source, partition.topic, _connection)].append(
                 OffsetRange(partition.partition, row.from_offset, row.until_offset, row.records, partition.incarnation)
             )
     return [
@@ -134,7 +135,7 @@ def _written(counts: Mapping[str, Any]) -> int:
 _KAFKA_PORT = 9092
 
 
-def topic_name(source: KafkaInput | KafkaOutput, topic: str) -> Dataset:
+def topic_name(source: KafkaInput | KafkaOutput, topic: str, _: object = None) -> Dataset:
     """The name of a topic: the namespace has the first of the bootstrap servers."""
     from headrace.kafka.client import bootstrap_servers
 

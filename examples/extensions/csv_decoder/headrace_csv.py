@@ -36,5 +36,5 @@ class CsvDecoder(DecoderDefinition):
         return ", ".join(f"`{name}` STRING" for name in next(csv.reader([self.header])))
 
     @property
-    def arguments(self) -> dict[str, JsonValue]:
+    def keywords(self) -> dict[str, JsonValue]:
         return {"delimiter": self.delimiter}

@@ -35,7 +35,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerError, StreamNotFoundError
 from headrace.ledger.states import BatchState, EventKind, PartitionState
 from headrace.ledger.tables import Declared, StreamRevision, StreamRow
-from headrace.stream import Input, ReceiverInput, Stream
+from headrace.stream import Input, Stream
 from headrace.stream.model import StreamDefinitionError
 from headrace.stream.stream import code_in, without_code
 from headrace.stream_context import StreamContext
@@ -516,9 +516,7 @@ def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
 
 
 def _origin(source: Input) -> str:
-    if isinstance(source, ReceiverInput):
-        return f"receiver {source.receiver}"
-    return f"connection {source.connection!r}" if source.connection is not None else str(source.bootstrap_servers)
+    return source.description[0]
 
 
 def _of_another(stream: Stream, why: str) -> RecoveryRefusedError:

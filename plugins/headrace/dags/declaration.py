@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
-from headrace.stream import ReceiverInput
 from headrace.stream.model import StreamDefinitionError
 
 if TYPE_CHECKING:
@@ -58,12 +57,8 @@ def describe(stream: Stream) -> str:
         "| --- | --- | --- |",
     ]
     for source in stream.inputs:
-        if isinstance(source, ReceiverInput):
-            lines.append(f"| from | `{source.receiver}` | {source.id}, {source.receivers} receiver(s) |")
-            continue
-        what = ", ".join(source.topics) or f"topics matching `{source.topic_pattern}`"
-        where = f"connection `{source.connection}`" if source.connection else f"`{source.bootstrap_servers}`"
-        lines.append(f"| from | Kafka, {where} | {what}, {source.receivers} receiver(s) |")
+        where, what = source.description
+        lines.append(f"| from | {where} | {', '.join(filter(None, (what, f'{source.receivers} receiver(s)')))} |")
     if stream.transform:
         lines.append(f"| through | `{stream.transform}` | |")
     if stream.state:

@@ -28,11 +28,10 @@ from headrace.stream import (
     Input,
     KafkaInput,
     KafkaOutput,
-    Output,
     ParquetOutput,
-    ReceiverInput,
     Stream,
 )
+from headrace.stream.contract import KindDefinition
 from headrace.stream.model import load_reference
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage, open_storage
@@ -69,10 +68,8 @@ def check_connections(stream: Stream) -> Iterator[Checked]:
     at once."""
     yield check_ledger(stream)
     yield check_storage(stream)
-    for source in stream.inputs:
-        yield from check_input(source)
-    for output in stream.outputs:
-        yield from check_output(output)
+    for _, part in stream.parts:
+        yield from check_part(part)
     yield from check_shared_indices(stream)
 
 
@@ -99,19 +96,21 @@ def check_storage(stream: Stream, name: str = "storage") -> Checked:
     return check_folder(name, stream.storage.url)
 
 
-def check_input(source: Input) -> Iterator[Checked]:
-    """Whether Kafka answers and has the input's topics, or the class of a custom receiver can be used."""
-    if isinstance(source, ReceiverInput):
-        yield _checked(f"input {source.id}", source.receiver, lambda: check_receiver_class(source))
-        return
+def check_part(part: KindDefinition) -> Iterator[Checked]:
+    """Run the check that the part's class names (`KindDefinition.check`), such as whether the server answers and lets
+    the stream write."""
+    if part.check is not None:
+        yield from load_reference(part.check, f"check of the kind {part.kind!r}")(part)  # type: ignore[operator]
+
+
+def check_receiver(source: Input) -> Iterator[Checked]:
+    """Whether the class of the input's receivers can be used."""
+    yield _checked(f"input {source.id}", str(source.receiver_class), lambda: check_receiver_class(source))
+
+
+def check_kafka(source: KafkaInput) -> Iterator[Checked]:
+    """Whether Kafka answers and has the input's topics."""
     yield from _kafka(f"input {source.id}", source)
-
-
-def check_output(output: Output) -> Iterator[Checked]:
-    """Run the check that the output's class names (`OutputDefinition.check`), such as whether the server answers and
-    lets the stream write."""
-    if output.check is not None:
-        yield from load_reference(output.check, f"check of output {output.id!r}")(output)  # type: ignore[operator]
 
 
 def check_topic(output: KafkaOutput) -> Iterator[Checked]:

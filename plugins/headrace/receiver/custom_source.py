@@ -25,7 +25,7 @@ from headrace.receiver.record_source import (
     PartitionStatus,
     SourceError,
 )
-from headrace.stream.inputs import ReceiverInput
+from headrace.stream.inputs import Input
 from headrace.wal.frame import RECORD_SCHEMA
 
 # Kafka's names for a timestamp that the record's source gave, and for one of the time of storing.
@@ -41,7 +41,7 @@ class CustomSource:
 
     below_position = not_owned = unreadable_headers = lost_offsets = offsets_without_record = 0
 
-    def __init__(self, source: ReceiverInput, *, max_block_bytes: int, clock: Clock) -> None:
+    def __init__(self, source: Input, *, max_block_bytes: int, clock: Clock) -> None:
         """``clock`` gives the timestamp of records that have none. Raises ReceiverClassError."""
         check_receiver_class(source)
         self._source = source
@@ -207,7 +207,7 @@ def _header_values(record: Record) -> list[dict[str, object]] | None:
 class NoTopicIds:
     """``TopicIds`` of an input that is not Kafka's: its topic is never created again."""
 
-    def __init__(self, source: ReceiverInput) -> None:
+    def __init__(self, source: Input) -> None:
         self._source = source
 
     def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:

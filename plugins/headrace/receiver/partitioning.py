@@ -29,7 +29,7 @@ from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import JobLease
 from headrace.receiver.receiver import KeyVersionsError
 from headrace.stream import Stream
-from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
+from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
@@ -179,14 +179,16 @@ class Discovery:
     """The result of a discovery.
 
     ``starting`` has an offset for each partition that was not known. ``problems`` are sentences for people.
-    ``foreign`` lists foreign group members; None if unknown. ``refused`` maps each topic that this client may not
-    describe to the reason; such a topic may or may not exist. ``servers`` are the brokers that were queried.
+    ``foreign`` lists foreign members of the consumer group ``group``; None if unknown. ``refused`` maps each topic that
+    this client may not describe to the reason; such a topic may or may not exist. ``servers`` are the
+    brokers that were queried.
     """
 
     topics: tuple[SeenTopic, ...]
     missing: tuple[str, ...] = ()
     starting: dict[PartitionKey, int] = field(default_factory=dict)
     foreign: tuple[str, ...] | None = None
+    group: str = ""
     problems: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     servers: str = ""
@@ -250,6 +252,7 @@ class KafkaDiscoverer:
             missing=tuple(missing),
             starting=starting,
             foreign=self._foreign(asking.admin),
+            group=self._group,
             problems=tuple(problems),
             refused={topic: error.what for topic, error in refused.items()},
             servers=asking.servers,
@@ -266,7 +269,7 @@ class KafkaDiscoverer:
 class ReceiverDiscoverer:
     """``Discoverer`` of a custom receiver's input: one topic, with a partition for each receiver, from offset 0."""
 
-    def __init__(self, source: ReceiverInput) -> None:
+    def __init__(self, source: Input) -> None:
         self._source = source
 
     def discover(self, known: Known) -> Discovery:
@@ -281,9 +284,9 @@ class ReceiverDiscoverer:
 
 def discoverer_of(source: Input, stream: Stream) -> Discoverer:
     """Return the discoverer for an input of the stream."""
-    if isinstance(source, ReceiverInput):
+    if (kafka := source.in_kafka) is None:
         return ReceiverDiscoverer(source)
-    return KafkaDiscoverer(source, stream.group_of(source))
+    return KafkaDiscoverer(kafka, stream.group_of(kafka))
 
 
 def foreign_members(admin: Any, group: str) -> list[str]:
@@ -314,6 +317,8 @@ class Partitioning:
         """A receiver that was live less than ``grace_ms`` ago keeps its partitions, since it is likely to return."""
         self._stream = context.stream
         self._source = source
+        # Each partition is one receiver's own.
+        self._of_receivers = source.in_kafka is None
         self._ledger = context.ledger
         self._lease = job_lease
         self._grace_ms = grace_ms
@@ -370,7 +375,7 @@ class Partitioning:
         if starting:
             self._ledger.positions.ensure_all(self._lease, self._source.id, starting)
         self._end_gone(set(incarnations), discovery.refused)
-        if isinstance(self._source, ReceiverInput):
+        if self._of_receivers:
             self._end_without_receiver()
 
     def rebalance(self, live: Collection[int], now_ms: int) -> None:
@@ -380,7 +385,7 @@ class Partitioning:
             return
         rows = self._live()
         current = {row.partition: _holder(row) for row in rows}
-        if isinstance(self._source, ReceiverInput):
+        if self._of_receivers:
             # A custom receiver's position says nothing to another receiver.
             wanted = {partition: partition.partition for partition in current if partition.partition in receivers}
         else:
@@ -408,7 +413,7 @@ class Partitioning:
         # No later than now: the clock may have been ahead.
         self._seen_ms = {index: min(seen_ms, now_ms) for index, seen_ms in self._seen_ms.items()}
         self._seen_ms.update(dict.fromkeys(live, now_ms))
-        all_came = len(self._seen_ms) >= self._source.receivers or isinstance(self._source, ReceiverInput)
+        all_came = len(self._seen_ms) >= self._source.receivers or self._of_receivers
         if not live or (not all_came and now_ms - (self._first_ms or now_ms) < self._grace_ms):
             return set()
         return {index for index, seen_ms in self._seen_ms.items() if now_ms - seen_ms < self._grace_ms}
@@ -453,7 +458,7 @@ class Partitioning:
 
     def _has_no_receiver(self, row: PositionRow) -> bool:
         """Whether the partition was that of a custom receiver, and the input now has fewer."""
-        return isinstance(self._source, ReceiverInput) and row.partition.partition >= self._source.receivers
+        return self._of_receivers and row.partition.partition >= self._source.receivers
 
     def _end_without_receiver(self) -> None:
         gone = [row.partition for row in self._live() if self._has_no_receiver(row)]

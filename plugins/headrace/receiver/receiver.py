@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.stream import Stream
-    from headrace.stream.inputs import ReceiverInput
+    from headrace.stream.inputs import Input
 
 
 class ReceivingError(HeadraceError):
@@ -286,31 +286,31 @@ def _changed_by_json(given: JsonValue, where: str) -> str:
     return ""
 
 
-def load_receiver_class(source: ReceiverInput) -> type[Receiver]:
+def load_receiver_class(source: Input) -> type[Receiver]:
     """Import the class of the input's receivers. Raises ReceiverClassError, which names it."""
     from headrace.stream.model import StreamDefinitionError, load_reference
 
     try:
-        loaded = load_reference(source.receiver, "receiver")
+        loaded = load_reference(str(source.receiver_class), "receiver")
     except StreamDefinitionError as error:
         raise ReceiverClassError(f"Input {source.id}: {error.what}", remedy=error.remedy) from error
     if not isinstance(loaded, type) or not issubclass(loaded, Receiver):
         what = loaded.__name__ if isinstance(loaded, type) else f"a {type(loaded).__name__}"
         raise ReceiverClassError(
-            f"Input {source.id}: {source.receiver} is {what}, which does not extend headrace.receiver.Receiver.",
+            f"Input {source.id}: {source.receiver_class} is {what}, which does not extend headrace.receiver.Receiver.",
             remedy="Name a class that does.",
         )
     return loaded
 
 
-def check_receiver_class(source: ReceiverInput) -> None:
+def check_receiver_class(source: Input) -> None:
     """Raise ReceiverClassError if the class cannot be found, is no Receiver, or does not take the arguments."""
     receiver_class = load_receiver_class(source)
     try:
         inspect.signature(receiver_class).bind(**source.keywords)
     except TypeError as error:
         raise ReceiverClassError(
-            f"Input {source.id}: {source.receiver} does not take the arguments "
+            f"Input {source.id}: {source.receiver_class} does not take the arguments "
             f"({', '.join(source.keywords) or 'none'}): {error}.",
             remedy="Let ReceiverInput.arguments be its constructor's keyword arguments.",
         ) from None
@@ -318,8 +318,7 @@ def check_receiver_class(source: ReceiverInput) -> None:
 
 def check_receiver_classes(stream: Stream) -> None:
     """Check the classes of all custom receivers of a stream, as `check_receiver_class`."""
-    from headrace.stream.inputs import ReceiverInput
 
     for source in stream.inputs:
-        if isinstance(source, ReceiverInput):
+        if source.receiver_class is not None:
             check_receiver_class(source)

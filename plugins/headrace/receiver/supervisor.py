@@ -55,7 +55,7 @@ from headrace.receiver.rates import RateLimiter
 from headrace.receiver.receiver import GeneratorStateError, StoreFailedError
 from headrace.receiver.record_source import Gap, RecordSource
 from headrace.stream import Stream
-from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
+from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import set_back, unknown_block
 from headrace.wal.frame import receiver_directory, segments_in
@@ -298,10 +298,10 @@ def open_clients(context: StreamContext, source: Input) -> ReceiverClients:
         ReceiverClassError: the class of a custom receiver cannot be used.
         KafkaClientError, and the errors of a wrong connection.
     """
-    if isinstance(source, ReceiverInput):
+    if (kafka := source.in_kafka) is None:
         custom = CustomSource(source, max_block_bytes=context.stream.limits.max_block_bytes, clock=context.clock)
         return ReceiverClients(custom, NoTopicIds(source), NoEndOffsets())
-    return _open_kafka(context, source)
+    return _open_kafka(context, kafka)
 
 
 def _open_kafka(context: StreamContext, source: KafkaInput) -> ReceiverClients:
@@ -480,7 +480,7 @@ class ReceiverFactory:
     def _max_rate(self) -> float | None:
         """The most records per second of the receiver. A Kafka consumer keeps to the rate per partition itself."""
         limits = self._context.stream.limits
-        if isinstance(self._source, KafkaInput):
+        if self._source.in_kafka is not None:
             return limits.max_rate
         # A custom receiver has one partition.
         return min((rate for rate in (limits.max_rate, limits.max_rate_per_partition) if rate), default=None)

@@ -32,7 +32,7 @@ from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.partitioning import Discoverer, Discovery, Partitioning, discoverer_of, end_removed_inputs
 from headrace.receiver.rates import RateController
 from headrace.receiver.tracked_receiver import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
-from headrace.stream.inputs import Input, KafkaInput
+from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import LedgerSetBackError
 from headrace.wal.errors import StoredFileMissingError
@@ -250,7 +250,7 @@ class ReceiverTracker:
         self._rates = RateController(context, job_lease)
         self._sampler = Sampler(context)
         self._sign = JobSignWriter(context, job_lease)
-        custom = [source.id for source in stream.inputs if not isinstance(source, KafkaInput)]
+        custom = [source.id for source in stream.inputs if source.in_kafka is None]
         self._health = InputHealth((source.id for source in stream.inputs), custom=custom)
         self._now_ms = 0
         self._discoveries: dict[str, Future[Discovery]] = {}
@@ -447,15 +447,15 @@ class ReceiverTracker:
             f"Topics of input {source.id} do not exist at {discovery.servers}: {missing}" if missing else None,
         )
         self._report(source.id, "problems", "; ".join(discovery.problems) or None)
-        if discovery.foreign is None or not isinstance(source, KafkaInput):
+        if discovery.foreign is None:
             return
         members = ", ".join(discovery.foreign)
-        group = self._stream.group_of(source)
         self._report(
             source.id,
             "foreign",
-            f"Consumer group {group} has members that are not headrace's: {members}. So headrace's commits fail, and "
-            "lag tools show wrong numbers; no stored record is affected. Give the members, or the input, another group."
+            f"Consumer group {discovery.group} has members that are not headrace's: {members}. So headrace's commits "
+            "fail, and lag tools show wrong numbers; no stored record is affected. Give the members, or the input, "
+            "another group."
             if members
             else None,
         )

@@ -23,7 +23,6 @@ from headrace.spark.decoding import DecodedInput, RecordDecoding, decode_input
 from headrace.spark.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation
 from headrace.spark.sessions import parallelism, register_source
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
-from headrace.stream import KafkaInput
 from headrace.wal.local_copies import CopySettings
 
 if TYPE_CHECKING:
@@ -61,7 +60,10 @@ def read_inputs(
     copies = CopySettings.of(stream.storage)
     return {
         source.id: decode_input(
-            spark, source, partial(read_records, spark, source, origins, partitions=partitions, copies=copies)
+            spark,
+            source,
+            partial(read_records, spark, source, origins, partitions=partitions, copies=copies),
+            stream.folder_url,
         )
         for source in stream.inputs
     }
@@ -88,10 +90,9 @@ def read_records(
         from headrace.spark.wal_source import LogBlocks
 
         frames.append(LogBlocks.of(load_manifests(in_log), source.id, copies).frame(spark, tasks, decoding))
-    if in_kafka and not isinstance(source, KafkaInput):
+    if in_kafka and source.in_kafka is None:
         refuse_reading_again(source, in_kafka)
-        in_kafka = []
-    if in_kafka:
+    elif in_kafka:
         from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 
         register_source(spark, KafkaRangesDataSource)
@@ -316,7 +317,7 @@ def sends_blocks(stream: Stream, plan: OutputPlan) -> bool:
     if not sends_records(stream, plan.output):
         return False
     in_kafka = {origin.source == "kafka" for origin in plan.read}
-    return in_kafka <= {False} or (in_kafka == {True} and isinstance(stream.inputs[0], KafkaInput))
+    return in_kafka <= {False} or (in_kafka == {True} and stream.inputs[0].in_kafka is not None)
 
 
 def sends_records(stream: Stream, output: Output) -> bool:
@@ -324,7 +325,7 @@ def sends_records(stream: Stream, output: Output) -> bool:
     if not output.takes_blocks or stream.transform_of(output) is not None:
         return False
     # A stream of several inputs has a transform. A decoder finds undecodable records, which Spark does.
-    decoders = [decoder for source in stream.inputs for decoder in (source.key_decoder, source.value_decoder)]
+    decoders = [decoder for source in stream.inputs for decoder in source.decoders.values()]
     return all(decoder.decodes is None for decoder in decoders)
 
 
@@ -335,10 +336,11 @@ def blocks_of(stream: Stream, plan: OutputPlan) -> BatchBlocks:
     """
     (source,) = stream.inputs
     manifests = load_manifests(plan.origins)
-    if isinstance(source, KafkaInput) and any(origin.source == "kafka" for origin in plan.origins):
+    kafka = source.in_kafka
+    if kafka is not None and any(origin.source == "kafka" for origin in plan.origins):
         from headrace.spark.kafka_ranges_source import KafkaBlocks
 
-        return KafkaBlocks.of(manifests, source)
+        return KafkaBlocks.of(manifests, kafka)
     from headrace.spark.wal_source import LogBlocks
 
     return LogBlocks.of(manifests, source.id, CopySettings.of(stream.storage))

@@ -27,6 +27,9 @@ REASON = "undecodable_reason"
 RAW_KEY = "raw_key"
 RAW_VALUE = "raw_value"
 
+KEPT_FOLDER = "kept"
+"""The folder of what decoders keep, in the folder of the stream. Nothing deletes it, as nothing knows who reads it."""
+
 _RAW = {"key": RAW_KEY, "value": RAW_VALUE}
 # A classic session's observation is complete a few milliseconds after the query, since Spark's listeners make it.
 _OBSERVATION_SECONDS = 1.0
@@ -40,8 +43,8 @@ class DecoderMissingError(HeadraceError):
 
 class ColumnDecoder(Protocol):
     """Decodes a column in Spark's tasks. It is called with the Arrow type of the decoded values
-    (`DecoderDefinition.column`), the name of the session's time zone as ``time_zone``, and the definition's
-    ``arguments``.
+    (`DecoderDefinition.column`), the name of the session's time zone as ``time_zone``, the definition's ``keywords``,
+    and `KeptValues` as ``kept`` if the definition has `keeps`.
     """
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
@@ -55,11 +58,15 @@ class ColumnDecoder(Protocol):
 
 @dataclass(frozen=True)
 class TaskDecoder:
-    """How tasks decode a column: the class as "module:Class", the type of the values, and keyword arguments."""
+    """How tasks decode a column: the class as "module:Class", the type of the values, and keyword arguments.
+
+    ``kept_url``: the folder of the values that the class keeps; None if it keeps none.
+    """
 
     reference: str
     column: DataType
-    arguments: Mapping[str, Any]
+    keywords: Mapping[str, Any]
+    kept_url: str | None = None
 
     def make(self, time_zone: str) -> ColumnDecoder:
         """Make the decoder, in a task. Raises DecoderMissingError."""
@@ -73,7 +80,12 @@ class TaskDecoder:
                 f"A Spark task on {socket.gethostname()} cannot import the decoder {self.reference}: {error}.",
                 remedy="Install its package on all hosts of the Spark application, or name it in spark.py_files.",
             ) from error
-        return kind(arrow_type(self.column), time_zone=time_zone, **self.arguments)
+        keywords = dict(self.keywords)
+        if self.kept_url is not None:
+            from headrace.spark.kept_values import KeptValues
+
+            keywords["kept"] = KeptValues(self.kept_url)
+        return kind(arrow_type(self.column), time_zone=time_zone, **keywords)
 
 
 class UnknownTimeZoneError(HeadraceError):
@@ -99,14 +111,19 @@ class RecordDecoding:
     keep_bytes: Literal["all", "undecodable"] | None = "undecodable"
 
     @classmethod
-    def of(cls, source: Input, spark: SparkSession) -> RecordDecoding | None:
-        """The decoding of an input's records; None if its decoders accept any bytes.
+    def of(cls, source: Input, spark: SparkSession, folder_url: str) -> RecordDecoding | None:
+        """The decoding of an input's records; None if its decoders accept any bytes. ``folder_url``: the stream's.
 
         Raises UnknownTimeZoneError.
         """
         named = {"key": source.key_decoder, "value": source.value_decoder}
         decoders = {
-            name: TaskDecoder(decoder.decodes, _column_type(decoder.column), decoder.arguments)
+            name: TaskDecoder(
+                decoder.decodes,
+                _column_type(decoder.column),
+                decoder.keywords,
+                f"{folder_url}/{KEPT_FOLDER}/{decoder.kind}" if decoder.keeps else None,
+            )
             for name, decoder in named.items()
             if decoder.decodes is not None
         }
@@ -230,8 +247,8 @@ class DecodedInput:
         return self.undecodable.count()
 
 
-def decode_input(spark: SparkSession, source: Input, read: Reader) -> DecodedInput:
-    """Read an input's records with its decoders.
+def decode_input(spark: SparkSession, source: Input, read: Reader, folder_url: str) -> DecodedInput:
+    """Read an input's records with its decoders. ``folder_url``: the stream's.
 
     A null stays null: a tombstone is not a decoding error. JSON must be one object that fits the schema exactly
     (``JsonObjects``); a missing field is null, an additional field is dropped.
@@ -240,7 +257,7 @@ def decode_input(spark: SparkSession, source: Input, read: Reader) -> DecodedInp
 
     from headrace.spark.record_columns import RECORD_SCHEMA
 
-    decoding = RecordDecoding.of(source, spark)
+    decoding = RecordDecoding.of(source, spark, folder_url)
     if decoding is None:
         return DecodedInput(read())
     observations = tuple(_observation(spark) for _ in range(2))

@@ -321,7 +321,7 @@ def export_batch(
     for _ in load_manifests([origin]):
         pass
     spark = open_session()
-    rows = exported(spark, source, partial(read_records, spark, source, [origin]))
+    rows = exported(spark, source, partial(read_records, spark, source, [origin]), context.stream.folder_url)
     folder = Path(tempfile.mkdtemp(prefix=".headrace-export-", dir=path.parent))
     try:
         _write(rows, folder / "rows", spark)
@@ -334,11 +334,11 @@ def export_batch(
     return ExportedBatch(context.name, batch_time_ms, source.id, str(path), records, undecodable, path.stat().st_size)
 
 
-def exported(spark: SparkSession, source: Input, read: Reader) -> DataFrame:
+def exported(spark: SparkSession, source: Input, read: Reader, folder_url: str) -> DataFrame:
     """An input's records as the file has them: decoded, with their bytes and the reason why they do not decode."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    decoding = RecordDecoding.of(source, spark)
+    decoding = RecordDecoding.of(source, spark, folder_url)
     if decoding is None:
         raw = read().withColumn(RAW_KEY, F.col("key")).withColumn(RAW_VALUE, F.col("value"))
         return raw.withColumn(REASON, F.lit(None).cast("string"))

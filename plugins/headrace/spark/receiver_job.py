@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.clock import times_text
 from headrace.errors import HeadraceError
-from headrace.fsck.connecting import check_input, check_storage
+from headrace.fsck.connecting import check_part, check_storage
 from headrace.ledger import BatchState, JobState
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.tables import JobLease, JobRow
@@ -113,7 +113,7 @@ class ReceiverJob:
     def _check_inputs(self) -> None:
         """Log and record problems with Kafka and topics while Spark starts. After that the tracker does this."""
         add_py_files(self._stream, may_be_missing=True)
-        checks = [check for source in self._stream.inputs for check in check_input(source)]
+        checks = [check for source in self._stream.inputs for check in check_part(source)]
         problems = [str(check) for check in checks if check.error is not None]
         for problem in problems:
             logger.error("%s", problem)

@@ -1,16 +1,14 @@
 """What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
+from headrace.stream.decoders import BytesDecoder, DecoderDefinition, JsonDecoder, Utf8Decoder
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
-    BytesDecoder,
-    DecoderDefinition,
     Input,
-    JsonDecoder,
+    InputDefinition,
     KafkaInput,
     ReceiverInput,
     StartingOffsets,
     StartingTimestamp,
-    Utf8Decoder,
 )
 from headrace.stream.model import StreamDefinitionError
 from headrace.stream.outputs import (
@@ -51,6 +49,7 @@ __all__ = [
     "ExecutorAllocation",
     "ForeachBatchOutput",
     "Input",
+    "InputDefinition",
     "JsonDecoder",
     "KafkaInput",
     "KafkaOutput",

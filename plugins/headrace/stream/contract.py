@@ -1,7 +1,9 @@
-"""The shapes of what the classes of outputs and decoders declare, so that a wrong one is reported by its name.
+"""The contract of inputs, decoders and outputs: what each says by its class, and the shapes of what it says.
 
-A class is checked when it is defined, and the values of its properties when a stream is defined with it. What asks for
-them later, such as the factory of the DAGs or the page, finds the shape that it needs.
+headrace asks an input, a decoder or an output nothing else, and never for its class, so that a package of its own can
+have one (docs/extending.md). A class is checked when it is defined, and the values of its properties when a stream is
+defined with it: a wrong one is reported by its name. What asks for them later, such as the factory of the DAGs or the
+page, finds the shape that it needs.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ForwardRef, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, ForwardRef, Literal, get_args
 
 from headrace.stream.model import Part, StreamDefinitionError, is_reference
+
+if TYPE_CHECKING:
+    from headrace.stream.fields import StreamFields
 
 _MAX_LETTERS = 100
 
@@ -25,6 +30,8 @@ class Shape:
     fits: Callable[[Any], bool]
     how: Literal["attribute", "property", "method"] = "property"
     """How it is declared. An attribute may be a property too; a method is called with one argument."""
+    names_code: bool = False
+    """Whether it names an object of a module, which is imported where it is used."""
 
 
 def _is_several(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -59,10 +66,45 @@ _IDS = Shape(
 _TEXTS = "an iterator of texts, such as a generator makes"
 _TRUTH = "True or False"
 
+_NAMES_CODE = Shape(f"{_REFERENCE}, or None", lambda value: value is None or _is_reference(value), "attribute", True)
+
+KIND_SHAPES: Mapping[str, Shape] = {
+    "check": _NAMES_CODE,
+    "description": Shape(
+        "a tuple of two texts, the system and the target",
+        lambda value: _is_several(value, _is_text) and len(value) == 2,
+    ),
+    "connection_ids": _IDS,
+    "problems": Shape(_TEXTS, lambda value: _is_several(value, _is_text), "method"),
+}
+"""What headrace asks of each of them (`KindDefinition`)."""
+
+_KEYWORDS = Shape(
+    "a dict of keyword arguments by their names",
+    lambda value: isinstance(value, dict) and all(map(_is_text, value)),
+)
+
+INPUT_SHAPES: Mapping[str, Shape] = {
+    **KIND_SHAPES,
+    "datasets": _NAMES_CODE,
+    "receiver_class": Shape(_NAMES_CODE.words, _NAMES_CODE.fits, "property", True),
+    "keywords": _KEYWORDS,
+}
+"""What headrace asks of an input (`InputDefinition`)."""
+
+DECODER_SHAPES: Mapping[str, Shape] = {
+    **KIND_SHAPES,
+    "decodes": _NAMES_CODE,
+    "keeps": Shape(_TRUTH, _is_bool, "attribute"),
+    "column": Shape("a type in Spark's DDL, as a text", _is_full_text),
+    "keywords": _KEYWORDS,
+}
+"""What headrace asks of a decoder (`DecoderDefinition`)."""
+
 OUTPUT_SHAPES: Mapping[str, Shape] = {
-    "writer": Shape(_REFERENCE, _is_reference, "attribute"),
-    "check": Shape(f"{_REFERENCE}, or None", lambda value: value is None or _is_reference(value), "attribute"),
-    "datasets": Shape(f"{_REFERENCE}, or None", lambda value: value is None or _is_reference(value), "attribute"),
+    **KIND_SHAPES,
+    "writer": Shape(_REFERENCE, _is_reference, "attribute", True),
+    "datasets": _NAMES_CODE,
     **{
         name: Shape(_TRUTH, _is_bool, "attribute")
         for name in ("keeps_undecodable", "sends_bytes", "reads_all_rows", "writes_empty_batches")
@@ -80,28 +122,47 @@ OUTPUT_SHAPES: Mapping[str, Shape] = {
         )
     },
     "places": Shape("a tuple of OutputPlace(server, kind, name)", lambda value: _is_several(value, _is_place)),
-    "description": Shape(
-        "a tuple of two texts, the system and the target",
-        lambda value: _is_several(value, _is_text) and len(value) == 2,
-    ),
-    "connection_ids": _IDS,
     "functions": Shape('a tuple of texts "module:function"', lambda value: _is_several(value, _is_reference)),
     "whereabouts": Shape("a text", _is_text, "method"),
-    "problems": Shape(_TEXTS, lambda value: _is_several(value, _is_text), "method"),
     "reasons_for_order": Shape(_TEXTS, lambda value: _is_several(value, _is_text), "method"),
 }
 """What headrace asks of an output (`OutputDefinition`)."""
 
-DECODER_SHAPES: Mapping[str, Shape] = {
-    "decodes": Shape(f"{_REFERENCE}, or None", lambda value: value is None or _is_reference(value), "attribute"),
-    "column": Shape("a type in Spark's DDL, as a text", _is_full_text),
-    "arguments": Shape(
-        "a dict of keyword arguments by their names",
-        lambda value: isinstance(value, dict) and all(map(_is_text, value)),
-    ),
-    "connection_ids": _IDS,
-}
-"""What headrace asks of a decoder (`DecoderDefinition`)."""
+
+class KindDefinition(Part):
+    """What an input, a decoder and an output have in common. A class has a field ``kind``, a Literal of one text with a
+    default, by which a stored definition finds it."""
+
+    shapes: ClassVar[Mapping[str, Shape]] = KIND_SHAPES
+    """The shape of each attribute that headrace asks for."""
+
+    check: ClassVar[str | None] = None
+    """What `headrace streams check --connect` asks, as "module:function": ``function(definition)`` yields a
+    ``headrace.fsck.connecting.Checked`` for each question. None: nothing is asked."""
+
+    if TYPE_CHECKING:
+        # A field of each class, at its own place among them: the order of a stored definition's fields stays.
+        kind: str
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse a class whose attributes have wrong shapes, when it is defined. Raises StreamDefinitionError."""
+        check_class(cls, cls.shapes)
+
+    @property
+    def description(self) -> tuple[str, str]:
+        """The system that it reads or writes, and the target within it, in Markdown for a DAG's page."""
+        return self.kind, ""
+
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        """The ids of the Airflow connections that its code looks up."""
+        return ()
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:  # noqa: ARG002 - for subclasses
+        """Yields what does not fit the rest of the stream's definition: each text begins with the field's name, and
+        names the remedy. Fields that are wrong by themselves are refused by validators."""
+        yield from ()
 
 
 def check_class(cls: type[Part], shapes: Mapping[str, Shape]) -> None:
@@ -112,8 +173,8 @@ def check_class(cls: type[Part], shapes: Mapping[str, Shape]) -> None:
     Raises:
         StreamDefinitionError: an attribute is of another shape; the text names package, class and attribute.
     """
-    kind = cls.model_fields["kind"]
-    if kind.is_required():
+    kind = cls.model_fields.get("kind")
+    if kind is None or kind.is_required():
         return
     # An annotation that cannot be evaluated yet is not known.
     is_known = not isinstance(kind.annotation, str | ForwardRef)
@@ -141,9 +202,9 @@ def _wrong_declaration(cls: type[Part], name: str, shape: Shape) -> tuple[str, s
     return f"is {_shown(declared)}", shape.words
 
 
-def wrong_values(part: Part, shapes: Mapping[str, Shape], stream: object) -> Iterator[str]:
+def wrong_values(part: KindDefinition, stream: StreamFields) -> Iterator[str]:
     """Yield a text for each attribute of a definition that raises an error, or has another shape."""
-    for name, shape in shapes.items():
+    for name, shape in part.shapes.items():
         try:
             value = getattr(part, name)
             if shape.how == "method":

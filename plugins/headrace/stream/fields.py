@@ -12,7 +12,8 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator
 
 from headrace.connections import CONNECTION_PREFIX
 from headrace.secrets import url_holds_secret
-from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
+from headrace.stream.contract import KindDefinition
+from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream.model import Duration, Identifier, Part, Reference, milliseconds
 from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output
 from headrace.stream.secrets import values_with_secrets
@@ -241,17 +242,12 @@ class StreamFields(Part):
     @property
     def kafka_inputs(self) -> tuple[KafkaInput, ...]:
         """The inputs that read Kafka: their records can be read again as long as Kafka keeps them."""
-        return tuple(source for source in self.inputs if isinstance(source, KafkaInput))
+        return tuple(kafka for source in self.inputs if (kafka := source.in_kafka) is not None)
 
     @property
     def kafka_outputs(self) -> tuple[KafkaOutput, ...]:
         """The outputs that write to Kafka."""
         return tuple(output for output in self.outputs if isinstance(output, KafkaOutput))
-
-    @property
-    def receiver_inputs(self) -> tuple[ReceiverInput, ...]:
-        """The inputs of receivers that a user wrote."""
-        return tuple(source for source in self.inputs if isinstance(source, ReceiverInput))
 
     @property
     def elasticsearch_outputs(self) -> tuple[ElasticsearchOutput, ...]:
@@ -279,14 +275,19 @@ class StreamFields(Part):
     @property
     def connection_ids(self) -> tuple[str, ...]:
         """The ids of the Airflow connections of inputs, decoders, outputs, listeners and ledger, each once."""
-        named = [source.connection for source in self.inputs]
-        for source in self.inputs:
-            named += [connection for decoder in source.decoders for connection in decoder.connection_ids]
-        named += [connection for output in self.outputs for connection in output.connection_ids]
-        named += [listener.connection for listener in self.listeners]
+        named = [conn_id for _, part in self.parts for conn_id in part.connection_ids]
+        named += [listener.connection for listener in self.listeners if listener.connection is not None]
         if self.ledger.startswith(CONNECTION_PREFIX):
             named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
-        return tuple(dict.fromkeys(name for name in named if name is not None))
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def parts(self) -> Iterator[tuple[str, KindDefinition]]:
+        """Yields each input, its decoders and each output, with its place in the definition."""
+        for source in self.inputs:
+            yield f"inputs.{source.id}", source
+            yield from ((f"inputs.{source.id}.{field}", decoder) for field, decoder in source.decoders.items())
+        yield from ((f"outputs.{output.id}", output) for output in self.outputs)
 
     def input(self, input_id: str) -> Input:
         """The input with this id; KeyError names the ones there are."""

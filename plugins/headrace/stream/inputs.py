@@ -1,10 +1,10 @@
-"""The inputs of a stream: Kafka topics by name or by pattern, receivers of other sources, and decoders."""
+"""The inputs of a stream: Kafka topics by name or by pattern, and receivers of other sources."""
 
 from __future__ import annotations
 
 import re
-from functools import partial, reduce
-from operator import or_
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.stream.contract import DECODER_SHAPES, check_class
-from headrace.stream.ddl import ColumnsText, ColumnType, parse_columns
-from headrace.stream.model import CalledClass, Identifier, Part, Texts, is_reference, validate_part
+from headrace.stream.contract import INPUT_SHAPES, KindDefinition, Shape
+from headrace.stream.decoders import BytesDecoder, Decoder, DecoderDefinition
+from headrace.stream.model import CalledClass, Identifier, Part, Texts, check_identifier, is_reference, validate_part
 from headrace.stream.secrets import Servers
 from headrace.stream.topic_pattern import matches, topic_pattern
 
@@ -59,117 +59,6 @@ _INTERNAL_TOPIC = re.compile(r"^__.*|^_(schemas|confluent.*)$")
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-# What is escaped in JSON: msgspec, by which records are decoded, takes no such names.
-_ESCAPED_IN_JSON = re.compile(r'["\\\x00-\x1f]')
-
-# Types of Spark's DDL that JSON is not decoded into.
-_NOT_OF_JSON = frozenset(
-    {"char", "character", "varchar", "geometry", "geography", "interval", "variant", "void"},
-)
-
-
-class DecoderDefinition(Part):
-    """The base class of decoders: what a user writes in a stream's definition, and how Spark's tasks decode.
-
-    A class has a field ``kind``, a Literal of one text with a default. A package of its own can have one
-    (docs/extending.md). Spark's tasks do not get the definition: they get the texts that are named here.
-    """
-
-    decodes: ClassVar[str | None] = None
-    """The class that decodes in Spark's tasks (``headrace.spark.decoding.ColumnDecoder``), as "module:Class". None: any
-    bytes are accepted, and stay as they are."""
-
-    kind: str
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse a class whose attributes have wrong shapes, when it is defined. Raises StreamDefinitionError."""
-        check_class(cls, DECODER_SHAPES)
-
-    @property
-    def column(self) -> str:
-        """The type of a decoded value in Spark's DDL: a type such as ``STRING``, or the fields of a struct."""
-        return "BINARY"
-
-    @property
-    def arguments(self) -> dict[str, JsonValue]:
-        """The keyword arguments with which tasks call the class ``decodes``."""
-        return {}
-
-    @property
-    def connection_ids(self) -> tuple[str, ...]:
-        """The ids of the Airflow connections that the class ``decodes`` looks up, such as a schema registry's."""
-        return ()
-
-
-class BytesDecoder(DecoderDefinition):
-    """Keep the bytes as they are."""
-
-    kind: Literal["bytes"] = "bytes"
-
-
-class Utf8Decoder(DecoderDefinition):
-    """Decode the bytes as UTF-8 text. Bytes that are not UTF-8 are dead-lettered."""
-
-    decodes: ClassVar[str | None] = "headrace.spark.json_objects:Utf8Texts"
-
-    kind: Literal["utf8"] = "utf8"
-
-    @property
-    def column(self) -> str:
-        return "STRING"
-
-
-class JsonDecoder(DecoderDefinition):
-    """Decode a JSON object into a struct column. Values that do not parse by ``fields`` are dead-lettered.
-
-    ``fields`` is a schema in Spark's DDL, such as ``"carrier STRING, flight INT"``.
-    """
-
-    decodes: ClassVar[str | None] = "headrace.spark.json_objects:JsonObjects"
-
-    kind: Literal["json"] = "json"
-    fields: ColumnsText
-
-    @property
-    def column(self) -> str:
-        return self.fields
-
-    @property
-    def arguments(self) -> dict[str, JsonValue]:
-        return {"fields": self.fields}
-
-    @field_validator("fields")
-    @classmethod
-    def _fields_are_what_json_can_hold(cls, value: str) -> str:
-        for kind in ColumnType("struct", parse_columns(value)).all():
-            if kind.name == "map" and kind.parts[0].type.name != "string":
-                raise ValueError("has a MAP whose keys are not STRING, as the names in a JSON object are")
-            if kind.name in _NOT_OF_JSON:
-                raise ValueError(
-                    f"has {kind.name.upper()}, which JSON is not decoded into; take STRING, which holds any value as "
-                    "its text, and convert it in the transform"
-                )
-            names = [part.name for part in kind.parts if kind.name == "struct"]
-            if double := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"has a STRUCT that names {', '.join(double)} twice")
-            if escaped := [name for name in names if _ESCAPED_IN_JSON.search(name)]:
-                raise ValueError(f"names {escaped[0]!r}; a name has no quotes, backslashes or control characters")
-        return value
-
-
-_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder)
-
-if TYPE_CHECKING:
-    Decoder = DecoderDefinition
-else:
-    Decoder = Annotated[
-        Annotated[reduce(or_, _BUILT_IN), Field(discriminator="kind")],
-        WrapValidator(partial(validate_part, DecoderDefinition, _BUILT_IN, "headrace.decoders")),
-        # A decoder of another package is none of the union.
-        SerializeAsAny(),
-    ]
-
 
 class StartingTimestamp(Part):
     """Start at the first record whose timestamp is at or after this one (milliseconds since the Unix epoch)."""
@@ -183,8 +72,20 @@ class StartingOffsets(Part):
     offsets: dict[str, dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]]
 
 
-class _ReceivedInput(Part):
-    """What every input has: receivers, where they run, and how their records are decoded."""
+class InputDefinition(KindDefinition):
+    """The base class of inputs: what a user writes in a stream's definition, and what headrace asks of an input.
+
+    Every input has receivers. Those of Kafka are headrace's own. Any other input names the class of its receivers
+    (`receiver_class`): each has one partition, its index, with the input's id as topic, and counts its offsets from 0.
+    """
+
+    shapes: ClassVar[Mapping[str, Shape]] = INPUT_SHAPES
+
+    check: ClassVar[str | None] = "headrace.fsck.connecting:check_receiver"
+
+    datasets: ClassVar[str | None] = None
+    """The dataset of a topic for OpenLineage, as "module:function": ``function(input, topic, find_connection)`` returns
+    a `Dataset`. ``find_connection`` returns an Airflow connection by its id. None: it has no dataset."""
 
     id: Identifier
     receivers: PositiveInt = 1
@@ -194,10 +95,47 @@ class _ReceivedInput(Part):
     key_decoder: Decoder = BytesDecoder()
     value_decoder: Decoder = BytesDecoder()
 
+    @field_validator("id")
+    @classmethod
+    def _id_is_an_identifier(cls, value: str) -> str:
+        # A class of another package may give its id the type str.
+        return check_identifier(value)
+
     @property
-    def decoders(self) -> tuple[DecoderDefinition, DecoderDefinition]:
-        """The decoders of keys and of values."""
-        return self.key_decoder, self.value_decoder
+    def decoders(self) -> Mapping[str, DecoderDefinition]:
+        """The decoders of keys and of values, by their fields."""
+        return {"key_decoder": self.key_decoder, "value_decoder": self.value_decoder}
+
+    @property
+    def receiver_class(self) -> str | None:
+        """The class of its receivers, which extends ``headrace.receiver.Receiver``, as "module:Class"; None for Kafka,
+        which headrace reads itself."""
+        return None
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        """The keyword arguments with which the class of its receivers is called."""
+        return {}
+
+    @property
+    def in_kafka(self) -> KafkaInput | None:
+        """The input itself if Kafka keeps its records, which can be read again from there by their offsets. None: once
+        a record is received, only the log has it."""
+        return None
+
+    @property
+    def topic_id(self) -> str:
+        """Stands for a topic's id where Kafka gives none: the records are always of one and the same topic."""
+        return f"receiver:{self.id}"
+
+    @property
+    def topic_names(self) -> tuple[str, ...]:
+        """The topics of its records, as far as the definition names them."""
+        return (self.id,)
+
+    def matches(self, topic: str) -> bool:
+        """Whether this input's records have this topic."""
+        return topic == self.id
 
     @model_validator(mode="after")
     def _hosts_fit_the_receivers(self) -> Self:
@@ -206,13 +144,16 @@ class _ReceivedInput(Part):
         return self
 
 
-class KafkaInput(_ReceivedInput):
+class KafkaInput(InputDefinition):
     """Topics of one Kafka cluster, read by ``receivers`` receivers.
 
     The cluster is given by ``connection``, the id of an Airflow connection of type ``kafka``, or by
     ``bootstrap_servers`` if no secret is needed. ``starting_offsets`` is used only for partitions for which the ledger
     has no position.
     """
+
+    check: ClassVar[str | None] = "headrace.fsck.connecting:check_kafka"
+    datasets: ClassVar[str | None] = "headrace.lineage:topic_name"
 
     kind: Literal["kafka"] = "kafka"
     id: Identifier = "records"
@@ -279,6 +220,23 @@ class KafkaInput(_ReceivedInput):
                 raise ValueError(f"starting_offsets names {', '.join(others)}, which this input does not read")
         return self
 
+    @property
+    def description(self) -> tuple[str, str]:
+        where = f"connection `{self.connection}`" if self.connection else f"`{self.bootstrap_servers}`"
+        return f"Kafka, {where}", ", ".join(self.topics) or f"topics matching `{self.topic_pattern}`"
+
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        return () if self.connection is None else (self.connection,)
+
+    @property
+    def in_kafka(self) -> KafkaInput:
+        return self
+
+    @property
+    def topic_names(self) -> tuple[str, ...]:
+        return self.topics
+
     def matches(self, topic: str) -> bool:
         """Whether this input reads the topic. A pattern must match the whole name; it never matches internal topics."""
         if self.topic_pattern is None:
@@ -303,7 +261,7 @@ class KafkaInput(_ReceivedInput):
         return not ours.isdisjoint(theirs)
 
 
-class ReceiverInput(CalledClass, _ReceivedInput):
+class ReceiverInput(CalledClass, InputDefinition):
     """A source other than Kafka, read by ``receivers`` objects of a class that extends ``headrace.receiver.Receiver``.
 
     The class is found by its name on the machine where it runs, and made with ``arguments`` as keyword arguments; it is
@@ -322,13 +280,19 @@ class ReceiverInput(CalledClass, _ReceivedInput):
         return value
 
     @property
-    def topic_id(self) -> str:
-        """Stands for a topic's id: this input's records are always of one and the same topic."""
-        return f"receiver:{self.id}"
+    def description(self) -> tuple[str, str]:
+        return f"`{self.receiver}`", self.id
 
-    def matches(self, topic: str) -> bool:
-        """Whether this input's records have this topic."""
-        return topic == self.id
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        return () if self.connection is None else (self.connection,)
+
+    @property
+    def receiver_class(self) -> str:
+        return self.receiver
+
+
+_BUILT_IN = (KafkaInput, ReceiverInput)
 
 
 def _kind(value: Any) -> str:
@@ -337,11 +301,19 @@ def _kind(value: Any) -> str:
     return str(kind)
 
 
-Input = Annotated[
-    Annotated[KafkaInput, Tag("kafka")] | Annotated[ReceiverInput, Tag("receiver")],
-    Discriminator(
-        _kind,
-        custom_error_type="input_kind",
-        custom_error_message='has a kind that is neither "kafka" nor "receiver"',
-    ),
-]
+if TYPE_CHECKING:
+    Input = InputDefinition
+else:
+    Input = Annotated[
+        Annotated[
+            Annotated[KafkaInput, Tag("kafka")] | Annotated[ReceiverInput, Tag("receiver")],
+            Discriminator(
+                _kind,
+                custom_error_type="input_kind",
+                custom_error_message='has a kind that is neither "kafka" nor "receiver"',
+            ),
+        ],
+        WrapValidator(partial(validate_part, InputDefinition, _BUILT_IN, "headrace.inputs")),
+        # An input of another package is none of the union.
+        SerializeAsAny(),
+    ]

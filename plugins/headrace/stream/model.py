@@ -177,7 +177,7 @@ def validate_part(
     The package's class is found by the entry point named as the kind in ``group``. It is looked for only if a
     definition has a kind that headrace does not know.
     """
-    if isinstance(value, base) and not isinstance(value, tuple(built_in)):
+    if isinstance(value, base) and type(value) not in built_in:
         return value
     kind = value.get("kind") if isinstance(value, dict) else None
     own = {part.model_fields["kind"].default for part in built_in}

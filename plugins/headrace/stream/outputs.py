@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from headrace.secrets import url_holds_secret
-from headrace.stream.contract import OUTPUT_SHAPES, check_class
+from headrace.stream.contract import OUTPUT_SHAPES, KindDefinition, Shape
 from headrace.stream.model import (
     Identifier,
     Part,
@@ -139,21 +139,17 @@ class Dataset(NamedTuple):
     name: str
 
 
-class OutputDefinition(Part):
+class OutputDefinition(KindDefinition):
     """The base class of outputs: what a user writes in a stream's definition, and what headrace asks of an output.
 
-    A class has a field ``kind``, a Literal of one text with a default, a field ``id`` (an `Identifier`), and names its
-    `writer`. All else has a default here. headrace asks nothing of an output but this, so that a package of its own can
-    have one (docs/extending.md). Outputs are written independently: each may have its own transform, and its success is
-    recorded separately.
+    A class has a field ``id`` (an `Identifier`), and names its `writer`. All else has a default here. Outputs are
+    written independently: each may have its own transform, and its success is recorded separately.
     """
+
+    shapes: ClassVar[Mapping[str, Shape]] = OUTPUT_SHAPES
 
     writer: ClassVar[str]
     """The class that writes batches (``headrace.spark.outputs.writer.OutputWriter``), as "module:Class"."""
-
-    check: ClassVar[str | None] = None
-    """What `headrace streams check` asks the target, as "module:function": ``function(output)`` yields a
-    ``headrace.fsck.connecting.Checked`` for each question. None: nothing is asked."""
 
     datasets: ClassVar[str | None] = None
     """The datasets for OpenLineage, as "module:function": ``function(output, counts, find_connection)`` returns the
@@ -184,11 +180,6 @@ class OutputDefinition(Part):
     kind: str
     id: Identifier
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse a class whose attributes have wrong shapes, when it is defined. Raises StreamDefinitionError."""
-        check_class(cls, OUTPUT_SHAPES)
-
     @field_validator("id")
     @classmethod
     def _id_is_an_identifier(cls, value: str) -> str:
@@ -208,29 +199,14 @@ class OutputDefinition(Part):
         """Where it writes. A replay to a place of the stream's own outputs is refused."""
         return ()
 
-    @property
-    def description(self) -> tuple[str, str]:
-        """The system that it writes to, and the target within it, in Markdown for a DAG's page."""
-        return self.kind, ""
-
     def whereabouts(self, batch_time_ms: int) -> str:  # noqa: ARG002 - for subclasses
         """A sentence that says where the rows of a written batch are, for `headrace trace`."""
         return f"Its rows were given to the writer {self.writer}."
 
     @property
-    def connection_ids(self) -> tuple[str, ...]:
-        """The ids of the Airflow connections that the writer looks up."""
-        return ()
-
-    @property
     def functions(self) -> tuple[str, ...]:
         """The user's functions that the writer calls with a DataFrame and a `BatchContext`, as "module:function"."""
         return ()
-
-    def problems(self, stream: StreamFields) -> Iterator[str]:  # noqa: ARG002 - for subclasses
-        """Yields what does not fit the rest of the stream's definition: each text begins with the field's name, and
-        names the remedy. Fields that are wrong by themselves are refused by validators."""
-        yield from ()
 
     def reasons_for_order(self) -> Iterator[str]:
         """Yields a clause, to follow the output's name, for each property that needs batches in their order."""
@@ -365,14 +341,11 @@ class ElasticsearchOutput(OutputDefinition):
         for other in others:
             # Readers of the index would get dead letters as documents, and its mapping would refuse most of them.
             if self.dead_letters == other.index and self.shares_cluster(other):
-                yield (
-                    f"outputs.{self.id}.dead_letter_index: {self.dead_letters} is the index of output "
-                    f"{other.id}; name another"
-                )
+                yield (f"dead_letter_index: {self.dead_letters} is the index of output {other.id}; name another")
         for earlier in stream.elasticsearch_outputs[: stream.elasticsearch_outputs.index(self)]:
             if earlier.index == self.index and earlier.shares_cluster(self) and earlier.shares_ids(self):
                 yield (
-                    f"outputs.{self.id}.index: {self.index} is also the index of output {earlier.id}, and their "
+                    f"index: {self.index} is also the index of output {earlier.id}, and their "
                     "documents would have the same ids, so that those of one output are lost; give each an index of "
                     "its own, or make one output whose transform returns the rows of both, with ids that differ, such "
                     'as RecordIds(rows="column")'
@@ -385,14 +358,14 @@ class ElasticsearchOutput(OutputDefinition):
         patterns = [source for source in stream.kafka_inputs if source.topic_pattern is not None]
         if len(topics) > 1 or patterns or len(stream.inputs) > 1:
             yield (
-                f"outputs.{self.id}.document_ids: key ids with offsets as versions need a single topic, "
+                "document_ids: key ids with offsets as versions need a single topic, "
                 "since offsets of different topics do not order; name a column that grows with every change "
                 "in version_from"
             )
-        several = [source.id for source in stream.receiver_inputs if source.receivers > 1]
+        several = [source.id for source in stream.inputs if source.in_kafka is None and source.receivers > 1]
         if several:
             yield (
-                f"outputs.{self.id}.document_ids: key ids with offsets as versions need one receiver, since the "
+                f"document_ids: key ids with offsets as versions need one receiver, since the "
                 f"offsets of two receivers of input {several[0]} do not order; name a column that grows with every "
                 "change in version_from"
             )
@@ -408,7 +381,7 @@ class ElasticsearchOutput(OutputDefinition):
         missing = [name for name in named if name not in RECORD_COLUMNS]
         if missing:
             yield (
-                f"outputs.{self.id}.document_ids: names the column {', '.join(missing)}, which records do not have "
+                f"document_ids: names the column {', '.join(missing)}, which records do not have "
                 "as they come, and no transform makes it; give the output a transform"
             )
 
@@ -541,7 +514,7 @@ class ParquetOutput(OutputDefinition):
         for earlier in stream.outputs[: stream.outputs.index(self)]:
             if isinstance(earlier, ParquetOutput) and earlier.folder == self.folder:
                 yield (
-                    f"outputs.{self.id}.path: {self.path} is also the folder of output {earlier.id}, and each replaces "
+                    f"path: {self.path} is also the folder of output {earlier.id}, and each replaces "
                     "a batch's files there; give each a folder of its own"
                 )
 
@@ -600,7 +573,7 @@ class KafkaOutput(OutputDefinition):
         for source in stream.kafka_inputs:
             if source.matches(self.topic) and source.reads_from(self.connection, self.bootstrap_servers):
                 yield (
-                    f"outputs.{self.id}.topic: input {source.id} reads {self.topic}, so the stream would receive "
+                    f"topic: input {source.id} reads {self.topic}, so the stream would receive "
                     "what it sends, without end; send to another topic"
                 )
 

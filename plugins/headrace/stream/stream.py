@@ -17,10 +17,10 @@ from typing import Any, Self
 from pydantic import JsonValue, model_validator
 
 from headrace.errors import Failure, HeadraceError
-from headrace.stream.contract import DECODER_SHAPES, OUTPUT_SHAPES, wrong_values
-from headrace.stream.ddl import ColumnType, check_decoded_type, differing_in_case, parse_columns
+from headrace.stream.contract import KindDefinition, wrong_values
+from headrace.stream.ddl import check_decoded_type
+from headrace.stream.decoders import DecoderDefinition
 from headrace.stream.fields import StreamFields
-from headrace.stream.inputs import DecoderDefinition, JsonDecoder, ReceiverInput
 from headrace.stream.model import Part, StreamDefinitionError, is_reference, load_reference, milliseconds, references_in
 from headrace.stream.outputs import Output
 from headrace.stream.secrets import values_with_secrets
@@ -106,7 +106,7 @@ class Stream(StreamFields):
 
 
 def check_extensions(stream: Stream) -> None:
-    """Check the outputs and decoders of other packages as the processes find them that read the stored definition.
+    """Check the parts of other packages as the processes find them that read the stored definition.
 
     Their kinds are found by entry points, the classes that they name are imported, and the types of decoded values are
     in Spark's DDL. headrace's own parts are not checked: their imports take a second.
@@ -120,26 +120,16 @@ def check_extensions(stream: Stream) -> None:
             remedy="Let the entry point of each kind name the class that has it, and give its fields types that JSON "
             "keeps, such as texts, numbers and tuples of them.",
         )
-    for output in stream.outputs:
-        for attribute in ("writer", "check", "datasets"):
-            reference = getattr(output, attribute)
-            if reference is not None and _is_of_another_package(output):
-                load_reference(reference, f"{attribute} of output {output.id!r}")
-    for source in stream.inputs:
-        for name in ("key_decoder", "value_decoder"):
-            decoder: DecoderDefinition = getattr(source, name)
-            if _is_of_another_package(decoder) and decoder.decodes is not None:
-                load_reference(decoder.decodes, f"class of the {name} of input {source.id!r}")
-                try:
-                    check_decoded_type(decoder.column)
-                except ValueError as error:
-                    raise StreamDefinitionError(
-                        f"The {name} of input {source.id!r} has the column {decoder.column!r}, which {error}."
-                    ) from None
-
-
-def _is_of_another_package(part: Part) -> bool:
-    return not type(part).__module__.startswith("headrace.")
+    for where, part in _parts_of_other_packages(stream):
+        for name, shape in part.shapes.items():
+            reference = getattr(part, name) if shape.names_code else None
+            if reference is not None:
+                load_reference(reference, f"{name} of {where}")
+        if isinstance(part, DecoderDefinition):
+            try:
+                check_decoded_type(part.column)
+            except ValueError as error:
+                raise StreamDefinitionError(f"{where} has the column {part.column!r}, which {error}.") from None
 
 
 def problems(stream: StreamFields) -> Iterator[str]:
@@ -151,8 +141,8 @@ def problems(stream: StreamFields) -> Iterator[str]:
         return
     yield from _missing_or_double(stream)
     yield from _secrets_of_extensions(stream)
-    for output in stream.outputs:
-        yield from output.problems(stream)
+    for where, part in stream.parts:
+        yield from (f"{where}.{text}" for text in part.problems(stream))
     yield from _interval_problems(stream)
     yield from _window_problems(stream)
     yield from _order_problems(stream)
@@ -164,7 +154,6 @@ def problems(stream: StreamFields) -> Iterator[str]:
         )
     if len(stream.inputs) > 1 and any(stream.transform_of(output) is None for output in stream.outputs):
         yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
-    yield from _field_name_problems(stream)
     yield from _receiver_input_problems(stream)
     yield from _delivery_problems(stream)
     if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:
@@ -184,8 +173,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
 
 def _wrongly_declared(stream: StreamFields) -> Iterator[str]:
     for where, part in _parts_of_other_packages(stream):
-        shapes = DECODER_SHAPES if isinstance(part, DecoderDefinition) else OUTPUT_SHAPES
-        yield from (f"{where}: {text}" for text in wrong_values(part, shapes, stream))
+        yield from (f"{where}: {text}" for text in wrong_values(part, stream))
 
 
 def _secrets_of_extensions(stream: StreamFields) -> Iterator[str]:
@@ -199,11 +187,8 @@ def _secrets_of_extensions(stream: StreamFields) -> Iterator[str]:
             )
 
 
-def _parts_of_other_packages(stream: StreamFields) -> Iterator[tuple[str, Part]]:
-    parts: list[tuple[str, Part]] = [(f"outputs.{output.id}", output) for output in stream.outputs]
-    for source in stream.inputs:
-        parts += [(f"inputs.{source.id}.{name}", getattr(source, name)) for name in ("key_decoder", "value_decoder")]
-    yield from ((where, part) for where, part in parts if _is_of_another_package(part))
+def _parts_of_other_packages(stream: StreamFields) -> Iterator[tuple[str, KindDefinition]]:
+    yield from ((where, part) for where, part in stream.parts if not type(part).__module__.startswith("headrace."))
 
 
 def _missing_or_double(stream: StreamFields) -> Iterator[str]:
@@ -222,25 +207,6 @@ def _missing_or_double(stream: StreamFields) -> Iterator[str]:
         if double:
             yield f"{field}: the id {', '.join(double)} is used twice; give each its own id"
     yield from _topics_read_twice(stream)
-
-
-def _field_name_problems(stream: StreamFields) -> Iterator[str]:
-    """Fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
-    transforms = stream.state is not None or any(stream.transform_of(output) is not None for output in stream.outputs)
-    if not transforms or stream.spark.conf.get("spark.sql.caseSensitive", "").lower() == "true":
-        return
-    for source in stream.inputs:
-        for name, decoder in (("key_decoder", source.key_decoder), ("value_decoder", source.value_decoder)):
-            if not isinstance(decoder, JsonDecoder):
-                continue
-            structs = ColumnType("struct", parse_columns(decoder.fields)).all()
-            found = [differing_in_case(part.name for part in kind.parts) for kind in structs if kind.name == "struct"]
-            for group in (group for groups in found for group in groups):
-                yield (
-                    f"inputs.{source.id}.{name}.fields: {' and '.join(group)} differ in case only, and to Spark they "
-                    "are one name, so that the transform can name neither; leave one out, or set "
-                    "spark.sql.caseSensitive to true in spark.conf"
-                )
 
 
 def _renamed_to_one(stream: StreamFields) -> Iterator[str]:
@@ -264,8 +230,10 @@ def _topics_read_twice(stream: StreamFields) -> Iterator[str]:
 
 def _receiver_input_problems(stream: StreamFields) -> Iterator[str]:
     for source in stream.inputs:
-        if not isinstance(source, ReceiverInput):
+        if source.in_kafka is not None:
             continue
+        if source.receiver_class is None:
+            yield f"inputs.{source.id}: its class names no receiver_class; let it return the class of its receivers"
         if stream.batch_by == "timestamp":
             yield (
                 f"batch_by: input {source.id} is no Kafka input, and only Kafka says up to which time everything was "
@@ -286,7 +254,7 @@ def _delivery_problems(stream: StreamFields) -> Iterator[str]:
             f"delivery: {stream.delivery} saves only the sync of a local disk, and {stream.storage.url} is a store "
             f"that several hosts reach{' (shared=True)' if stream.storage.is_local else ''}; leave delivery out"
         )
-    custom = [source.id for source in stream.inputs if isinstance(source, ReceiverInput)]
+    custom = [source.id for source in stream.inputs if source.in_kafka is None]
     if custom and stream.delivery == "at_least_once":
         yield (
             f"delivery: at_least_once reads lost records from Kafka again, and input {custom[0]} is no Kafka input; "

@@ -1,4 +1,4 @@
-"""Checks that an output or a decoder of another package keeps its contract (docs/extending.md), each in one line::
+"""Checks that a part of another package keeps its contract (docs/extending.md), each in one line::
 
     def test_the_contract(tmp_path):
         check_output(NdjsonOutput(path=f"{tmp_path}/lines"))
@@ -17,22 +17,25 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import Failure, HeadraceError
+from headrace.receiver.receiver import Receiver, check_receiver_class, load_receiver_class
 from headrace.spark.outputs.writer import AttemptReplacedError
 from headrace.spark.sessions import local_session
 from headrace.stream import ConsoleOutput, KafkaInput, Stream, Utf8Decoder
 from headrace.stream.stream import check_extensions
+from headrace.testing.receivers import RunningReceiver, run_receiver
 from headrace.testing.transforms import FIRST_BATCH_TIME, TransformRun, run_transform
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.stream import DecoderDefinition, OutputDefinition
+    from headrace.stream import DecoderDefinition, InputDefinition, OutputDefinition
+    from headrace.stream.contract import KindDefinition
 
-__all__ = ["ContractError", "check_decoder", "check_output"]
+__all__ = ["ContractError", "check_decoder", "check_input", "check_output"]
 
 
 class ContractError(HeadraceError):
-    """An output or a decoder does not keep its contract."""
+    """An input, a decoder or an output does not keep its contract."""
 
     failure = Failure.CODE
 
@@ -120,6 +123,49 @@ def check_decoder(
             raise ContractError("The same values were decoded to others the second time.")
 
 
+def check_input(source: InputDefinition, *, records: int) -> None:
+    """Check an input: its declarations, its definition as JSON and pickled, and the class of its receivers.
+
+    A receiver runs until it has given so many records. Then another object goes on from the first position that was
+    stored before the last of them, as after a crash: it must give the same records. Without positions, or with one call
+    of ``store`` for all records, this cannot be seen.
+
+    Args:
+        source: the definition, with a source that is there.
+        records: how many records the source has, at least.
+
+    Raises:
+        ContractError: the input does not keep its contract.
+        ReceiverClassError: the class of its receivers cannot be found, or does not take the input's keywords.
+        ReceiverTestError: the receiver has not given so many records in time.
+        StreamDefinitionError: an attribute has a wrong shape, or a stored definition cannot be used.
+    """
+    with _stream(inputs=source, outputs=ConsoleOutput()) as stream:
+        _check_definition(stream, source)
+    check_receiver_class(source)
+    made = load_receiver_class(source)
+    whole = _received(made, source, records)
+    stored = next(((count, position) for count, position in whole.positions.items() if count < records), None)
+    if stored is None:
+        return
+    count, position = stored
+    rest = _received(made, source, records - count, position)
+    if rest.values[: records - count] != whole.values[count:records]:
+        raise ContractError(
+            f"A receiver that went on from the position {position!r}, which was stored with record {count}, gave other "
+            "records than one that was not stopped there."
+        )
+
+
+def _received(made: type[Receiver], source: InputDefinition, records: int, position: Any = None) -> RunningReceiver:
+    """A receiver that has ended after this many records, or some more."""
+    with run_receiver(
+        lambda: made(**source.keywords), position=position, receivers=source.receivers, by_call=True
+    ) as running:
+        running.wait_for(records)
+    return running
+
+
 @contextmanager
 def _stream(**parts: Any) -> Iterator[Stream]:
     source = KafkaInput(bootstrap_servers="localhost:1", topics="records", value_decoder=Utf8Decoder())
@@ -137,7 +183,7 @@ def _session(spark: SparkSession | None) -> Iterator[SparkSession]:
         yield own
 
 
-def _check_definition(stream: Stream, part: OutputDefinition | DecoderDefinition) -> None:
+def _check_definition(stream: Stream, part: KindDefinition) -> None:
     check_extensions(stream)
     if pickle.loads(pickle.dumps(part)) != part:  # noqa: S301 - its own
         raise ContractError(f"{type(part).__name__} is another one when it is pickled.")

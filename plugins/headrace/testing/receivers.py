@@ -28,14 +28,21 @@ class RunningReceiver:
 
     ``records`` are the records that it has given, in order. ``stored_position`` is the position stored with the last
     of them, with which the test can run the receiver again. ``errors`` are the errors that it has reported.
+    ``positions`` are all stored positions, by the number of records up to each; without ``by_call`` those of several
+    calls of `store` may be one.
     """
 
-    def __init__(self, handoff: Handoff, lifecycle: ReceiverLifecycle, position: str | None) -> None:
+    def __init__(
+        self, handoff: Handoff, lifecycle: ReceiverLifecycle, position: str | None, *, by_call: bool = False
+    ) -> None:
         self._handoff = handoff
+        # Records with a position are taken as a whole all the same.
+        self._max_records = 1 if by_call else None
         self._lifecycle = lifecycle
         self._position = position
         self.records: list[Record] = []
         self.errors: list[str] = []
+        self.positions: dict[int, Any] = {}
 
     @property
     def values(self) -> list[bytes | str | None]:
@@ -68,24 +75,32 @@ class RunningReceiver:
         """Returns whether there was nothing."""
         self.errors += [error.error for error in self._lifecycle.take_errors()]
         begin = self._handoff.next_offset
-        taken = self._handoff.take(seconds, None, _CALL_BYTES)
+        taken = self._handoff.take(seconds, self._max_records, _CALL_BYTES)
         if taken is None:
             return True
         self.records += taken.records
-        self._position = taken.position or self._position
+        if taken.position is not None:
+            self._position = taken.position
+            self.positions[len(self.records)] = json.loads(taken.position)
         self._handoff.note([OffsetRange(_PARTITION, begin, begin + len(taken.records), len(taken.records))])
         return False
 
 
 @contextmanager
 def run_receiver(
-    make: Callable[[], Receiver], *, position: Any = None, index: int = 0, receivers: int = 1
+    make: Callable[[], Receiver],
+    *,
+    position: Any = None,
+    index: int = 0,
+    receivers: int = 1,
+    by_call: bool = False,
 ) -> Iterator[RunningReceiver]:
     """Run the receiver that ``make`` makes for the length of a ``with`` block; at its end, stop it as headrace does.
 
     Args:
         make: called for each start and restart, such as ``lambda: Orders(database="shop.db")``.
         position: where the source stands, as a JSON value; None for a first start.
+        by_call: take the records of one call of `store` at a time, if it has a position, and else one record.
     """
     text = position_text(position)
     clock = SystemClock()
@@ -93,7 +108,7 @@ def run_receiver(
     lifecycle = ReceiverLifecycle(
         make, handoff, name="test-0", index=index, receivers=receivers, max_call_bytes=_CALL_BYTES, clock=clock
     )
-    running = RunningReceiver(handoff, lifecycle, text)
+    running = RunningReceiver(handoff, lifecycle, text, by_call=by_call)
     thread = threading.Thread(target=running.take, name="headrace-test", daemon=True)
     lifecycle.start()
     thread.start()

@@ -35,7 +35,7 @@ from headrace.receiver.supervisor import ReceiverClients, ReceiverSupervisor, Re
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.runs.batch_run import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import Readiness, blocks_ready
-from headrace.stream import KafkaInput, Stream
+from headrace.stream import Stream
 from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeConsumer, FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
@@ -312,7 +312,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
             raise TimeoutError(f"{LIMIT_SECONDS:.0f} s were not enough until {what}")
 
     def _discoverer(self, source: Input) -> Discoverer:
-        return FakeDiscoverer(self.kafka) if isinstance(source, KafkaInput) else discoverer_of(source, self.stream)
+        return FakeDiscoverer(self.kafka) if source.in_kafka is not None else discoverer_of(source, self.stream)
 
     def _all_assigned(self) -> bool:
         owners, now_ms = self.owners(), self.clock.now_ms()
@@ -320,7 +320,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         running = [row for row in rows if row.alive(now_ms) and row.state.value == "running"]
         everything: set[tuple[str, int]] = set()
         for source in self.stream.inputs:
-            if isinstance(source, KafkaInput):
+            if source.in_kafka is not None:
                 everything |= {key for key in self.kafka.logs if source.matches(key[0])}
             else:
                 everything |= {(source.id, index) for index in range(source.receivers)}
@@ -338,7 +338,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
 
     def _stored_of_custom_receivers(self) -> int:
         # Their offsets begin with 0.
-        custom = {source.id for source in self.stream.inputs if not isinstance(source, KafkaInput)}
+        custom = {source.id for source in self.stream.inputs if source.in_kafka is None}
         rows = self.ledger.positions.all(self.stream.name, live=True)
         return sum(row.next_offset for row in rows if row.partition.topic in custom)
 
@@ -365,12 +365,12 @@ class _Receiver:
             self._supervisor = supervisor
 
         def clients(context: StreamContext, source: Input) -> ReceiverClients:
-            if not isinstance(source, KafkaInput):
+            if (kafka := source.in_kafka) is None:
                 opened = open_clients(context, source)
                 self._custom = cast(CustomSource, opened.consumer)
                 return opened
             consumer = KafkaReceiver(
-                {}, on_lost_offsets=source.on_lost_offsets, clock=self.clock, consumer_factory=make_consumer
+                {}, on_lost_offsets=kafka.on_lost_offsets, clock=self.clock, consumer_factory=make_consumer
             )
             return ReceiverClients(consumer, FakeTopicIds(running.kafka), FakeEndOffsets(running.kafka))
 

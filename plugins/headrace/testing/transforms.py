@@ -41,7 +41,7 @@ from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
 from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.spark.sessions import collect, local_session
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
-from headrace.stream import Input, ReceiverInput, Stream
+from headrace.stream import Input, Stream
 from headrace.wal.frame import RECORD_SCHEMA
 
 if TYPE_CHECKING:
@@ -113,7 +113,10 @@ def run_transform(
     }
     inputs = {
         source.id: decode_input(
-            spark, source, partial(_read, spark.createDataFrame(tables[source.id]).to(SPARK_SCHEMA))
+            spark,
+            source,
+            partial(_read, spark.createDataFrame(tables[source.id]).to(SPARK_SCHEMA)),
+            stream.folder_url,
         )
         for source in stream.inputs
     }
@@ -278,8 +281,7 @@ def _table(source: Input, values: Values, timestamp_ms: int) -> pa.Table:
     """The records as the log has them (``RECORD_SCHEMA``)."""
     if isinstance(values, Path):
         return _exported(values)
-    topics = (source.id,) if isinstance(source, ReceiverInput) else source.topics
-    topic = topics[0] if topics else "records"
+    topic = source.topic_names[0] if source.topic_names else "records"
     next_offsets: Counter[tuple[str, int, int]] = Counter()
     rows = []
     for each in values:

@@ -17,7 +17,6 @@ from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange, in_order, joined
 from headrace.ledger.batch_tables import BatchOrigin
 from headrace.ledger.states import BatchState
-from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.views.trace_location import pages_of_waiting_times
 from headrace.views.traced import Header, KeyMatch, KeySearch, Record, RecordPosition, TracedBlock
@@ -88,9 +87,10 @@ class RecordReader:
         source = {source.id: source for source in self._context.stream.inputs}.get(position.input_id)
         if source is None:
             raise NotInKafkaError(f"The stream's definition has no input {position.input_id!r} any more.")
-        if not isinstance(source, KafkaInput):
+        kafka = source.in_kafka
+        if kafka is None:
             raise NotInKafkaError(f"Input {position.input_id!r} is no Kafka input: only the log has its records.")
-        clients = RangeClients.of(source, environ=self._environ).for_offsets(1).quiet()
+        clients = RangeClients.of(kafka, environ=self._environ).for_offsets(1).quiet()
         partition, questions = position.partition, clients.questions(answer_seconds=ANSWER_SECONDS)
         topic_id = questions.topic_ids({partition.topic})[partition.topic]
         if topic_id is None:
@@ -379,10 +379,11 @@ class _Search:
                     f"Batch {time_text(manifest.batch_time_ms)} has records of input {input_id!r}, which the stream's "
                     "definition does not have any more."
                 )
-            if not isinstance(source, KafkaInput):
+            kafka = source.in_kafka
+            if kafka is None:
                 raise NotInKafkaError(f"Input {input_id!r} is no Kafka input: only the log had its records.")
             left = max(1, self._max_records - self._records)
-            with KafkaRangeReader(RangeClients.of(source).quiet(), stall_seconds=_STALL_SECONDS) as reader:
+            with KafkaRangeReader(RangeClients.of(kafka).quiet(), stall_seconds=_STALL_SECONDS) as reader:
                 for records in reader.read(joined(in_order(recorded))):
                     yield records
                     left -= records.num_rows

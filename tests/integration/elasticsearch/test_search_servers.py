@@ -64,7 +64,7 @@ from headrace.devstack.errors import JavaMissingError
 from headrace.devstack.jars import OLDEST_JAVA, find_jdk
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.errors import IndexNotWritableError, UnsuitableTargetError
-from headrace.fsck.connecting import check_output
+from headrace.fsck.connecting import check_part
 
 
 @pytest.fixture(scope="module", params=[OPENSEARCH_2, ELASTICSEARCH_9, OPENSEARCH_3], ids=str)
@@ -145,7 +145,7 @@ def test_an_alias_moves_with_its_properties_and_only_to_an_index(shop: Shop, adm
 
 def test_an_output_that_could_not_write_is_found_by_a_check(shop: Shop, administration: Administration) -> None:
     output: Any = shop.stream.outputs[0]
-    (checked,) = check_output(output)
+    (checked,) = check_part(output)
     # The embedded Elasticsearch 9 has no module for this request.
     version = (shop.transport.request("GET", "/").json() or {}).get("version", {"number": ""})
     product = {"opensearch": "OpenSearch"}.get(version.get("distribution"), "Elasticsearch")

@@ -31,7 +31,7 @@ from tests.integration.receiver.secure_kafka import (
 from headrace.blocks import TopicPartition
 from headrace.cli.streams import check
 from headrace.connections import ALLOWLIST_VARIABLE, variable_name
-from headrace.fsck.connecting import check_input
+from headrace.fsck.connecting import check_part
 from headrace.fsck.kafka_rights import check_kafka_rights
 from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
@@ -136,7 +136,7 @@ def test_each_log_in_receives_reads_again_and_is_named(way: str, secure: SecureK
     rig.end()
     assert rig.offsets() == {(rig.topic, 0): list(range(50))}
     assert rig.read_again() == 50
-    assert [answer.error for answer in check_input(source_of(rig))] == [None, None]
+    assert [answer.error for answer in check_part(source_of(rig))] == [None, None]
     answers = list(check_kafka_rights(rig.stream))
     assert [str(answer) for answer in answers] == [
         f"input records, principal: {PRINCIPALS[way]}",
@@ -193,7 +193,7 @@ def test_a_refused_log_in_is_reported_with_its_reason_everywhere(refused: tuple[
     rig.produce(3)
     # `streams check --connect`.
     began = time.monotonic()
-    checked, *_ = check_input(source_of(rig))
+    checked, *_ = check_part(source_of(rig))
     assert reported in str(checked.error) + str(checked.remedy)
     # The receiver job.
     rig.begin(stream_of(rig))
@@ -309,7 +309,7 @@ def test_entra_is_asked_for_a_token_as_its_client_credentials_want_it(secure: Se
     secure.tokens.asked.clear()
     scope = "https://flights.servicebus.windows.net/.default"
     rig = log_in(secure.by_oidc(**{"sasl.oauthbearer.scope": scope}))
-    assert [answer.error for answer in check_input(source_of(rig))] == [None, None]
+    assert [answer.error for answer in check_part(source_of(rig))] == [None, None]
     asked = secure.tokens.asked[0]
     assert (asked["grant_type"], asked["scope"]) == ("client_credentials", scope)
     assert json.loads(secure.by_oidc())["extra"]["sasl.oauthbearer.client.secret"] == CLIENT_SECRET

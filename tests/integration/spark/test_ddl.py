@@ -39,7 +39,7 @@ def decoder_takes(text: str) -> bool:
 def test_what_a_json_decoder_takes_can_be_decoded(spark: SparkSession) -> None:
     for text in filter(decoder_takes, TAKEN):
         source = KafkaInput(bootstrap_servers="x:1", topics="t", value_decoder=JsonDecoder(fields=text))
-        decoding = RecordDecoding.of(source, spark)
+        decoding = RecordDecoding.of(source, spark, "")
         assert decoding is not None
         kind = arrow_type(decoding.decoders["value"].column)
         (found,), refused = JsonObjects(kind).decode(pa.array([b"{}"], pa.binary()))

@@ -22,7 +22,7 @@ def decoded(spark: SparkSession, log: Any, batch: pa.RecordBatch, **decoders: An
     log.add(batch)
     manifest = log.manifest()
     source = KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", **decoders)
-    return decode_input(spark, source, partial(read_log, spark, manifest))
+    return decode_input(spark, source, partial(read_log, spark, manifest), folder_url="")
 
 
 def test_bytes_stay_as_they_are(spark: SparkSession, written_log: Any, make_records: Records) -> None:

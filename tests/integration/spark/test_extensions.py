@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from pyarrow import parquet
 from pyspark import cloudpickle
 from tests.integration.spark.conftest import BatchLedger, records
 
@@ -36,11 +37,11 @@ DOCUMENT = ROOT / "docs" / "extending.md"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which both packages are installed, built by their own build back end."""
+    """A folder in which the packages are installed, built by their own build back end."""
     folder = tmp_path_factory.mktemp("installed")
     uv = Path(sys.executable).with_name("uv")
     options = ("--offline", "--no-deps", "--no-build-isolation", "--quiet", "--python", sys.executable)
-    packages = [str(EXTENSIONS / name) for name in ("csv_decoder", "ndjson_output")]
+    packages = [str(EXTENSIONS / name) for name in ("csv_decoder", "http_input", "ndjson_output")]
     subprocess.run([uv, "pip", "install", *options, "--target", folder, *packages], check=True)
     return folder
 
@@ -62,10 +63,10 @@ def batch(
     )
 
 
-def run(batch: BatchLedger, time_ms: int, path: Path | None) -> subprocess.CompletedProcess[str]:
+def run(batch: BatchLedger, time_ms: int, path: Path | None, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the batch's command, as a task does, in an environment that has the packages of this folder installed."""
     command = [sys.executable, str(ROOT / "spark_jobs" / "micro_batch.py"), "--way", "submit", "--json"]
-    command += ["--ledger", batch.stream.ledger, "--stream", "clicks", "--batch-time", str(time_ms)]
+    command += ["--ledger", batch.stream.ledger, "--stream", "clicks", "--batch-time", str(time_ms), *more]
     paths = [str(each) for each in (path, os.environ.get("PYTHONPATH")) if each]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -145,6 +146,73 @@ def test_the_examples_keep_the_contract(
         ContractError, match="Of 1 values and a record without one, 3 are decoded; of 1 others, 0 are ref"
     ):
         check_decoder(CsvDecoder(header="carrier,flight"), ["AA,1"], refused=["BB,2"], spark=spark)
+
+
+REGISTRY = """
+from pathlib import Path
+from typing import Literal
+import pyarrow as pa
+from headrace.stream import DecoderDefinition
+
+class RegistryDecoder(DecoderDefinition):
+    decodes = "house_registry:Named"
+    keeps = True
+    kind: Literal["registry"] = "registry"
+    registry: str
+
+    @property
+    def column(self):
+        return "STRING"
+
+    @property
+    def keywords(self):
+        return {"registry": self.registry}
+
+class Named:
+    def __init__(self, kind, *, time_zone, registry, kept):
+        self._registry, self._kept = Path(registry), kept
+
+    def decode(self, values):
+        return pa.array([value and self._name(value.decode()) for value in values.to_pylist()], pa.string()), {}
+
+    def _name(self, number):
+        return (self._kept.get(number) or self._kept.keep(number, (self._registry / number).read_bytes())).decode()
+"""
+
+
+def test_a_batch_that_runs_again_decodes_by_what_was_kept(
+    make_batch_ledger: Callable[..., BatchLedger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "house" / "house_registry-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: house-registry\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[headrace.decoders]\nregistry = house_registry:RegistryDecoder\n")
+    (package.parent / "house_registry.py").write_text(REGISTRY)
+    monkeypatch.syspath_prepend(package.parent)
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    for number, name in (("1", "one"), ("2", "two")):
+        (registry / number).write_text(name)
+    batch = make_batch_ledger(
+        inputs=KafkaInput(
+            bootstrap_servers="localhost:9092",
+            topics="clicks",
+            value_decoder={"kind": "registry", "registry": str(registry)},
+        ),
+        outputs=({"kind": "parquet", "path": str(tmp_path / "rows")},),
+        spark=SparkSettings(master="local[2]"),
+    )
+    batch.add(records([b"1", b"2", None, b"1"]))
+    time_ms = batch.allocate()
+    first = run(batch, time_ms, package.parent)
+    assert first.returncode == 0, first.stderr
+    # It was set up again, and answers otherwise; and one schema is gone.
+    (registry / "1").write_text("another")
+    (registry / "2").unlink()
+    again = run(batch, time_ms, package.parent, "--force")
+    assert again.returncode == 0, again.stderr
+    rows = parquet.read_table(tmp_path / "rows").to_pylist()
+    assert sorted((row["offset"], row["value"]) for row in rows) == [(0, "one"), (1, "two"), (2, None), (3, "one")]
 
 
 STRANGER = """

@@ -26,7 +26,7 @@ def test_lines_become_structs_and_others_are_refused_with_reasons() -> None:
 def test_the_definition_says_the_columns_and_the_arguments() -> None:
     decoder = CsvDecoder(header="carrier,flight", delimiter=";")
     assert decoder.column == "`carrier` STRING, `flight` STRING"
-    CsvLines(KIND, time_zone="UTC", **decoder.arguments)
+    CsvLines(KIND, time_zone="UTC", **decoder.keywords)
 
 
 @pytest.mark.parametrize("header", ["", "a,a", "a b", "a,,b"])

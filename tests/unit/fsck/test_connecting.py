@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from headrace.cli.main import app
 from headrace.fsck.connecting import (
     Checked,
-    check_input,
     check_ledger,
-    check_output,
+    check_part,
     check_shared_indices,
     check_storage,
 )
@@ -74,7 +73,7 @@ class Elasticsearch:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def check(self, **options: Any) -> Checked:
-        (checked,) = check_output(ElasticsearchOutput(hosts=f"http://{self.address}", index="shop", **options))
+        (checked,) = check_part(ElasticsearchOutput(hosts=f"http://{self.address}", index="shop", **options))
         assert self.address in checked.where
         return checked
 
@@ -170,7 +169,7 @@ def test_outputs_of_the_same_ids_and_one_index_by_two_names_are_found(
 
 
 def test_an_elasticsearch_that_is_away(tmp_path: Path) -> None:
-    (checked,) = check_output(make(tmp_path).outputs[0])
+    (checked,) = check_part(make(tmp_path).outputs[0])
     assert checked.where == f"http://{CLOSED}, index shop"
     assert "no answer from" in (checked.error or "")
 
@@ -179,7 +178,7 @@ def test_a_kafka_that_is_away_is_named_with_the_clients_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
-    (checked,) = check_input(make(tmp_path).inputs[0])
+    (checked,) = check_part(make(tmp_path).inputs[0])
     assert checked.where == CLOSED
     assert f"Kafka at {CLOSED} cannot be asked" in (checked.error or "")
     assert "Connection refused" in (checked.error or "")
@@ -187,7 +186,7 @@ def test_a_kafka_that_is_away_is_named_with_the_clients_own_words(
 
 
 def test_an_undefined_connection_is_reported(tmp_path: Path) -> None:
-    (checked,) = check_input(KafkaInput(connection="kafka_nowhere", topics="clicks"))
+    (checked,) = check_part(KafkaInput(connection="kafka_nowhere", topics="clicks"))
     assert checked.where == "connection kafka_nowhere"
     assert "AIRFLOW_CONN_KAFKA_NOWHERE" in (checked.remedy or "")
 
@@ -198,7 +197,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     stream = make(tmp_path, storage=f"{tmp_path}/file/storage", outputs=ParquetOutput(path=f"{tmp_path}/file"))
     assert f"{tmp_path}/file is a file" in (check_storage(stream).error or "")
-    (checked,) = check_output(stream.outputs[0])
+    (checked,) = check_part(stream.outputs[0])
     assert checked.error is not None
     (tmp_path / "storage").mkdir()
     assert check_storage(make(tmp_path)).error is None

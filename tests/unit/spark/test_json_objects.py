@@ -210,7 +210,7 @@ def test_a_session_whose_time_zone_is_not_known_is_refused() -> None:
     source = KafkaInput(bootstrap_servers="x:1", topics="t", value_decoder=Utf8Decoder())
     spark: Any = SimpleNamespace(conf={"spark.sql.session.timeZone": "GMT+2"})
     with pytest.raises(UnknownTimeZoneError, match="'GMT\\+2', which is no name"):
-        RecordDecoding.of(source, spark)
+        RecordDecoding.of(source, spark, "")
     with pytest.raises(UnknownTimeZoneError, match="Nowhere"):
         next(RecordDecoding({}, "Nowhere").run(iter([pa.record_batch({"value": [b"{}"]})])))
 

@@ -89,7 +89,7 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
 
     monkeypatch.setenv("HEADRACE_SECRET_KEY", "a secret for the tests")
     monkeypatch.setattr(receiver_process, "start_application", lambda *_, **__: application)
-    monkeypatch.setattr(receiver_job, "check_input", lambda _: [])
+    monkeypatch.setattr(receiver_job, "check_part", lambda _: [])
     monkeypatch.setattr(receiver_process, "task_slots", lambda _: 3)
     monkeypatch.setattr(receiver_process, "jvm_gone", lambda _: lambda: False)
     monkeypatch.setattr(receiver_process, "warm_up_connect", lambda *_: None)

@@ -16,7 +16,7 @@ from headrace.stream.stream import check_extensions
 
 MODULE = """
 from typing import ClassVar, Literal
-from headrace.stream import DecoderDefinition, OutputDefinition
+from headrace.stream import DecoderDefinition, InputDefinition, OutputDefinition
 
 class HexDecoder(DecoderDefinition):
     decodes = "fax_extension:Hex"
@@ -38,14 +38,27 @@ class RegistryDecoder(HexDecoder):
     def connection_ids(self):
         return (self.registry,)
 
+class TelegraphInput(InputDefinition):
+    kind: Literal["telegraph"] = "telegraph"
+    id: str = "telegraph"
+    cable: str
+
+    @property
+    def receiver_class(self):
+        return "fax_extension:Telegraph"
+
 class Hex: ...
 class FaxWriter: ...
+class Telegraph: ...
 """
 ENTRY_POINTS = """
 [headrace.outputs]
 fax = fax_extension:FaxOutput
 torn = fax_extension_that_is_not_there:Output
 odd = json:loads
+
+[headrace.inputs]
+telegraph = fax_extension:TelegraphInput
 
 [headrace.decoders]
 hex = fax_extension:HexDecoder
@@ -179,7 +192,10 @@ def defined(base: str, body: str) -> Any:
         ("DecoderDefinition", "decodes = 'Hex'", "decodes .* is 'Hex'"),
         ("DecoderDefinition", "def column(self): return 'STRING'", "column .* is a method; it must be a property"),
         ("DecoderDefinition", "column: ClassVar = ''", "column .*a type in Spark's DDL"),
-        ("DecoderDefinition", "arguments: ClassVar = ['a']", "arguments .*a dict of keyword arguments"),
+        ("DecoderDefinition", "keeps = 'all'", r"keeps .* is 'all' \(a str\); .*True or False"),
+        ("InputDefinition", "receiver_class: ClassVar = 'Wire'", "receiver_class .* is 'Wire'"),
+        ("InputDefinition", "def keywords(self): return {}", "keywords .* is a method; it must be a property"),
+        ("DecoderDefinition", "keywords: ClassVar = ['a']", "keywords .*a dict of keyword arguments"),
     ],
 )
 def test_an_attribute_of_a_wrong_shape_is_refused_when_its_class_is_defined(base: str, body: str, message: str) -> None:
@@ -216,6 +232,38 @@ def test_the_values_of_a_decoder_are_checked_too() -> None:
     source = KafkaInput(bootstrap_servers="h:1", topics="t", value_decoder=house())
     with pytest.raises(StreamDefinitionError, match=r"inputs\.records\.value_decoder: connection_ids .* is 'registry'"):
         Stream(**fields(inputs=source))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("@property\ndef receiver_class(self): return 'Wire'", r"inputs\.house: receiver_class .* is 'Wire'"),
+        ("", r"inputs\.house: its class names no receiver_class"),
+        ("@property\ndef receiver_class(self): return 'no_wire:Wire'", "receiver_class of inputs.house no_wire:Wire"),
+    ],
+    ids=["no reference", "none", "no such module"],
+)
+def test_an_input_without_receivers_is_refused(body: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = defined("InputDefinition", f"id: str = 'house'\n{body}")
+    # As if its entry point were installed.
+    monkeypatch.setattr("headrace.stream.model._class_of_kind", lambda *_: house)
+    with pytest.raises(StreamDefinitionError, match=message):
+        check_extensions(Stream(**fields(inputs=house())))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_by": "timestamp"}, "batch_by: input telegraph is no Kafka input"),
+        ({"delivery": "at_least_once", "storage": {"url": "/d"}}, "input telegraph is no Kafka input"),
+        ({"inputs": {"kind": "telegraph", "cable": "a", "id": "TELE"}}, r"inputs\.0\.id must start with a letter"),
+    ],
+    ids=["event times", "at least once", "id"],
+)
+def test_what_only_kafka_can_is_refused_for_an_input_of_a_package(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=message):
+        Stream(**fields(**{"inputs": {"kind": "telegraph", "cable": "a"}, **changes}))
 
 
 def test_a_field_of_an_extension_takes_no_secret() -> None:
@@ -269,10 +317,10 @@ def test_an_extension_that_fails_is_the_error_of_its_stream(
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("FaxOutput.writer", "nowhere:Writer", "The writer of output 'fax' nowhere:Writer cannot be imported"),
-        ("FaxOutput.check", "fax_extension:answers", "has no 'answers' to be the check of output 'fax'"),
-        ("FaxOutput.datasets", "fax_extension:sent", "has no 'sent' to be the datasets of output 'fax'"),
-        ("HexDecoder.decodes", "fax_extension:Hxe", "no 'Hxe' to be the class of the value_decoder of input"),
+        ("FaxOutput.writer", "nowhere:Writer", "The writer of outputs.fax nowhere:Writer cannot be imported"),
+        ("FaxOutput.check", "fax_extension:answers", "has no 'answers' to be the check of outputs.fax"),
+        ("FaxOutput.datasets", "fax_extension:sent", "has no 'sent' to be the datasets of outputs.fax"),
+        ("HexDecoder.decodes", "fax_extension:Hxe", "no 'Hxe' to be the decodes of inputs.records.value_decoder"),
         ("HexDecoder.column", "a VARCHR(2)", r"has the column 'a VARCHR\(2\)', which is not in Spark's DDL"),
     ],
 )

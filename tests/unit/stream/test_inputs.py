@@ -187,7 +187,7 @@ def test_an_input_that_cannot_be_used_is_refused(changes: dict[str, Any], words:
             },
             "need one receiver",
         ),
-        ({"inputs": {"kind": "files"}}, 'neither "kafka" nor "receiver"'),
+        ({"inputs": {"kind": "files"}}, r"none of headrace.s \(kafka, receiver\)"),
     ],
 )
 def test_a_stream_that_its_custom_input_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -1,0 +1,57 @@
+"""`KeptValues`: what a decoder keeps with the stream, so that a batch that runs again decodes as it did before."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
+from headrace.wal.storage import LogStorage, open_storage
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+class KeptValues:
+    """Values by their names, such as the schemas of a registry by their ids. A decoder that has `keeps` gets them.
+
+    They are below the stream's folder, and stay as long as the stream: a replay in a year finds them without the
+    registry. A value never changes. So what a batch's tasks decide, the first of them decides for all, and for each
+    later attempt.
+    """
+
+    def __init__(self, url: str) -> None:
+        """``url``: the folder, as `open_storage` takes it."""
+        self._url = url
+
+    @cached_property
+    def _storage(self) -> LogStorage:
+        return open_storage(self._url)
+
+    def get(self, name: str) -> bytes | None:
+        """The value of this name; None if none was kept.
+
+        Raises:
+            ValueError: the name has other characters than letters, digits, ".", "_" and "-", or more than 200.
+            OSError, WalError: the store does not answer.
+        """
+        try:
+            return self._storage.read(_checked(name))
+        except StoredFileMissingError:
+            return None
+
+    def keep(self, name: str, value: bytes) -> bytes:
+        """Keep the value, unless the name has one already; return the one that is kept, which is durable.
+
+        Raises ValueError, OSError and WalError, as `get`.
+        """
+        try:
+            self._storage.write_atomically(_checked(name), value, exclusive=True)
+        except StoredFileExistsError:
+            return self._storage.read(name)
+        return value
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r:.100} cannot name a kept value: it has 1 to 200 of A-Z, a-z, 0-9, '.', '_' and '-'")
+    return name

@@ -1,0 +1,137 @@
+"""The decoders of keys and values: bytes, UTF-8, JSON, and those of other packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator
+
+from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
+from headrace.stream.ddl import ColumnsText, ColumnType, differing_in_case, parse_columns
+from headrace.stream.model import validate_part
+
+if TYPE_CHECKING:
+    from headrace.stream.fields import StreamFields
+
+# What is escaped in JSON: msgspec, by which records are decoded, takes no such names.
+_ESCAPED_IN_JSON = re.compile(r'["\\\x00-\x1f]')
+
+# Types of Spark's DDL that JSON is not decoded into.
+_NOT_OF_JSON = frozenset(
+    {"char", "character", "varchar", "geometry", "geography", "interval", "variant", "void"},
+)
+
+
+class DecoderDefinition(KindDefinition):
+    """The base class of decoders: what a user writes in a stream's definition, and how Spark's tasks decode.
+
+    Spark's tasks do not get the definition: they get the texts that are named here.
+    """
+
+    shapes: ClassVar[Mapping[str, Shape]] = DECODER_SHAPES
+
+    decodes: ClassVar[str | None] = None
+    """The class that decodes in Spark's tasks (``headrace.spark.decoding.ColumnDecoder``), as "module:Class". None: any
+    bytes are accepted, and stay as they are."""
+
+    keeps: ClassVar[bool] = False
+    """Whether the class keeps values with the stream, such as a registry's schemas: it is then called with ``kept``
+    too, a ``headrace.spark.kept_values.KeptValues``."""
+
+    kind: str
+
+    @property
+    def column(self) -> str:
+        """The type of a decoded value in Spark's DDL: a type such as ``STRING``, or the fields of a struct."""
+        return "BINARY"
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        """The keyword arguments with which tasks call the class ``decodes``."""
+        return {}
+
+
+class BytesDecoder(DecoderDefinition):
+    """Keep the bytes as they are."""
+
+    kind: Literal["bytes"] = "bytes"
+
+
+class Utf8Decoder(DecoderDefinition):
+    """Decode the bytes as UTF-8 text. Bytes that are not UTF-8 are dead-lettered."""
+
+    decodes: ClassVar[str | None] = "headrace.spark.json_objects:Utf8Texts"
+
+    kind: Literal["utf8"] = "utf8"
+
+    @property
+    def column(self) -> str:
+        return "STRING"
+
+
+class JsonDecoder(DecoderDefinition):
+    """Decode a JSON object into a struct column. Values that do not parse by ``fields`` are dead-lettered.
+
+    ``fields`` is a schema in Spark's DDL, such as ``"carrier STRING, flight INT"``.
+    """
+
+    decodes: ClassVar[str | None] = "headrace.spark.json_objects:JsonObjects"
+
+    kind: Literal["json"] = "json"
+    fields: ColumnsText
+
+    @property
+    def column(self) -> str:
+        return self.fields
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        return {"fields": self.fields}
+
+    @field_validator("fields")
+    @classmethod
+    def _fields_are_what_json_can_hold(cls, value: str) -> str:
+        for kind in ColumnType("struct", parse_columns(value)).all():
+            if kind.name == "map" and kind.parts[0].type.name != "string":
+                raise ValueError("has a MAP whose keys are not STRING, as the names in a JSON object are")
+            if kind.name in _NOT_OF_JSON:
+                raise ValueError(
+                    f"has {kind.name.upper()}, which JSON is not decoded into; take STRING, which holds any value as "
+                    "its text, and convert it in the transform"
+                )
+            names = [part.name for part in kind.parts if kind.name == "struct"]
+            if double := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"has a STRUCT that names {', '.join(double)} twice")
+            if escaped := [name for name in names if _ESCAPED_IN_JSON.search(name)]:
+                raise ValueError(f"names {escaped[0]!r}; a name has no quotes, backslashes or control characters")
+        return value
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        """Fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
+        transforms = stream.state is not None or any(stream.transform_of(output) for output in stream.outputs)
+        if not transforms or stream.spark.conf.get("spark.sql.caseSensitive", "").lower() == "true":
+            return
+        structs = ColumnType("struct", parse_columns(self.fields)).all()
+        found = [differing_in_case(part.name for part in kind.parts) for kind in structs if kind.name == "struct"]
+        for group in (group for groups in found for group in groups):
+            yield (
+                f"fields: {' and '.join(group)} differ in case only, and to Spark they are one name, so that the "
+                "transform can name neither; leave one out, or set spark.sql.caseSensitive to true in spark.conf"
+            )
+
+
+_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder)
+
+if TYPE_CHECKING:
+    Decoder = DecoderDefinition
+else:
+    Decoder = Annotated[
+        Annotated[reduce(or_, _BUILT_IN), Field(discriminator="kind")],
+        WrapValidator(partial(validate_part, DecoderDefinition, _BUILT_IN, "headrace.decoders")),
+        # A decoder of another package is none of the union.
+        SerializeAsAny(),
+    ]
