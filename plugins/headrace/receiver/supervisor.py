@@ -39,20 +39,16 @@ from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore, StoreCounts, report_recovery
 from headrace.receiver.custom_source import CustomSource, NoEndOffsets, NoTopicIds
 from headrace.receiver.event_times import AdminEndOffsets, EndOffsets, EndOffsetTracker, EventTimes
-from headrace.receiver.heartbeat import (
-    HEARTBEAT_SECONDS,
-    LEASE_MS,
-    Heartbeat,
-    LagWatch,
-    PartitionOrders,
-    ReceiverStats,
-    collector_off,
-)
+from headrace.receiver.garbage_collection import collector_off
+from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, LEASE_MS, Heartbeat
 from headrace.receiver.kafka_errors import KafkaEvidence, OffsetGaps, UnauthorizedTopics
 from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.lag_watch import LagWatch
+from headrace.receiver.partition_orders import PartitionOrders
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rates import RateLimiter
 from headrace.receiver.receiver import GeneratorStateError, StoreFailedError
+from headrace.receiver.receiver_stats import ReceiverStats
 from headrace.receiver.record_source import Gap, RecordSource
 from headrace.stream import Stream
 from headrace.stream.inputs import Input, KafkaInput

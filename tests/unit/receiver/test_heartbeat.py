@@ -13,8 +13,11 @@ from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError, PartitionNotAssignedError
 from headrace.ledger.receiving_tables import ReceiverLease, ReceiverOrders
 from headrace.receiver.block_store import StoreCounts
-from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat, Lag, LagWatch, PartitionOrders, ReceiverStats
+from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.lag_watch import Lag, LagWatch
+from headrace.receiver.partition_orders import PartitionOrders
+from headrace.receiver.receiver_stats import ReceiverStats
 from headrace.receiver.record_source import FetchState, PartitionStatus, SourceError
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka
 
