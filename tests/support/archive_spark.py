@@ -16,7 +16,8 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def main(archive: Path) -> None:
-    from headrace.spark.sessions import CONNECT_PLUGIN, classic_session
+    from headrace.spark.connect_sessions import CONNECT_PLUGIN
+    from headrace.spark.sessions import classic_session
 
     partial = archive.with_suffix(".partial")
     os.environ["JDK_JAVA_OPTIONS"] = JVM_OPTIONS

@@ -197,7 +197,7 @@ class KafkaReceiverOperator(BaseOperator):
 
     def _start(self, ledger: Ledger, context: Context, own_revision: int, requested: JobRow | None = None) -> JobRow:
         from headrace.batch.set_back import refuse_if_set_back
-        from headrace.spark.sessions import check_spark_packages
+        from headrace.spark.versions import check_spark_packages
         from headrace.stream_context import StreamContext
 
         check_spark_packages()

@@ -206,7 +206,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     def choose_way(self, ledger: Ledger) -> Way:
         """Return the requested way, or ``submit`` if there is no usable application to connect to."""
-        from headrace.spark.sessions import FINGERPRINT, current_versions, version_differences
+        from headrace.spark.job_token import FINGERPRINT
+        from headrace.spark.versions import current_versions, version_differences
 
         if self.way == "submit":
             return "submit"
@@ -262,7 +263,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
         Raises MixedSparkError, and what ``Attempts.begin`` raises.
         """
-        from headrace.spark.sessions import check_spark_packages
+        from headrace.spark.versions import check_spark_packages
 
         check_spark_packages()
         way = self.choose_way(ledger)
@@ -567,7 +568,7 @@ def _was_interrupted(error: BaseException, row: AttemptRow) -> bool:
 
 
 def _fingerprint(stream: Stream) -> str:
-    from headrace.spark.sessions import secret_fingerprint
+    from headrace.spark.job_token import secret_fingerprint
 
     return secret_fingerprint(secret_key(stream.application), stream.application)
 

@@ -311,7 +311,8 @@ def replace_older_job(ledger: Ledger, stream: str) -> str | None:
         Why a batch should wait for the next job; None if no job is being replaced by one of this version.
     """
     from headrace.ledger.states import DesiredState
-    from headrace.spark.sessions import REPLACED_BY, current_versions, version_differences
+    from headrace.spark.sessions import REPLACED_BY
+    from headrace.spark.versions import current_versions, version_differences
 
     job = newest_job(ledger, stream)
     ours = current_versions()
@@ -345,7 +346,7 @@ def request_job(ledger: Ledger, stream: Stream, *, revision: int, holder: str, l
     """Request the stream's receiver job of its shared job. Raises LeaseHeldError if the stream has a live job."""
     from headrace.ledger.jobs import REQUESTED_OF
     from headrace.receiver.health import REVISION
-    from headrace.spark.sessions import current_versions
+    from headrace.spark.versions import current_versions
 
     ledger.jobs.acquire(
         stream.name,

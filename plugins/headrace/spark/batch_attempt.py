@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from headrace.clock import time_text
+from headrace.spark.connect_sessions import attempt_tag, fail_fast
 from headrace.spark.outputs.writer import WARNING
-from headrace.spark.sessions import attempt_tag, cancel_tag, fail_fast, is_connect, name_jobs, parallelism
+from headrace.spark.sessions import cancel_tag, is_connect, name_jobs, parallelism
 from headrace.spark.shared_jobs import JobInterruptedError
 from headrace.spark.transforms import BatchContext
 from headrace.stream import STATE_STEP

@@ -34,21 +34,12 @@ from headrace.secrets import without_secrets
 from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_frames import sends_records
+from headrace.spark.connect_sessions import attempt_session_id, attempt_tag, connect_session, end_session, fail_fast
 from headrace.spark.failures import python_account
+from headrace.spark.job_token import token_of_job
 from headrace.spark.packaging import connections_conf, send_code, send_connections
 from headrace.spark.range_run import POOL, RangeIncompleteError, RangeResult, RangeRunner, RangeSettings
-from headrace.spark.sessions import (
-    attempt_session_id,
-    attempt_tag,
-    check_versions,
-    classic_session,
-    connect_session,
-    end_session,
-    fail_fast,
-    given_conf,
-    is_connect,
-    token_of_job,
-)
+from headrace.spark.sessions import classic_session, given_conf, is_connect
 from headrace.spark.shared_jobs import SharedSparkJobs
 from headrace.spark.termination import (
     EXIT_FAILED,
@@ -61,6 +52,7 @@ from headrace.spark.termination import (
     raise_on_sigterm,
     under_spark_submit,
 )
+from headrace.spark.versions import check_versions
 from headrace.stream import STATE_STEP, Stream
 from headrace.stream.stream import PARAMETERS, merged_parameters, parse_parameters
 from headrace.stream_context import StreamContext

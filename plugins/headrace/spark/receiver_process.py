@@ -41,6 +41,13 @@ from headrace.spark.batch_server import link_batch_server, start_batch_server, u
 from headrace.spark.executors import task_slots
 from headrace.spark.failures import first_cause
 from headrace.spark.job_log import LOG_VARIABLE, bounded_log
+from headrace.spark.job_token import (
+    APPLICATION,
+    FINGERPRINT,
+    SECRET_VARIABLE,
+    secret_fingerprint,
+    token_from_environment,
+)
 from headrace.spark.receiver_application import (
     ReceiverApplication,
     check_task_slots,
@@ -48,17 +55,7 @@ from headrace.spark.receiver_application import (
 )
 from headrace.spark.receiver_job import ERROR_CHARACTERS, RENEW_SECONDS, ReceiverJob, Renewing
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
-from headrace.spark.sessions import (
-    APPLICATION,
-    FINGERPRINT,
-    SECRET_VARIABLE,
-    check_spark_packages,
-    current_versions,
-    is_local_master,
-    secret_fingerprint,
-    token_from_environment,
-    version_differences,
-)
+from headrace.spark.sessions import is_local_master
 from headrace.spark.termination import (
     EXIT_FAILED,
     EXIT_NOT_OURS,
@@ -70,6 +67,7 @@ from headrace.spark.termination import (
     raise_on_sigterm,
     under_spark_submit,
 )
+from headrace.spark.versions import check_spark_packages, current_versions, version_differences
 from headrace.spark.warm_up import warm_up_connect
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext

@@ -15,68 +15,31 @@ their versions first.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
-import socket
 import stat
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, cast
 
-from headrace import __version__
-from headrace.errors import HeadraceError
 from headrace.spark.termination import under_spark_submit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.datasource import DataSource
-
-    from headrace.ledger.tables import JobRow
-
-
-CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
-USER_ID = "headrace"
-_LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-_DEFAULT_PORT = 15002
-_SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
-# 0.2 s doubled eight times gives 50 s of retries with a server that is busy. pyspark's default is ten minutes, but the
-# lease shows much earlier that a receiver job has died.
-_RETRIES: dict[str, Any] = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
 
 
 # The local properties that Spark takes a job's description and group from.
 _DESCRIPTION = "spark.job.description"
+
+
 _GROUP = "spark.jobGroup.id"
+
+
 _SCHEDULER_POOL = "spark.scheduler.pool"
-
-
-class AttemptName(Protocol):
-    """The part of an attempt's row or claim that names its sessions and jobs."""
-
-    @property
-    def stream(self) -> str: ...
-    @property
-    def batch_time_ms(self) -> int: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def target(self) -> str: ...
-
-
-class ConnectUrlError(HeadraceError):
-    """The URL is not a Spark Connect URL, contains a token, or would send the token unencrypted."""
-
-
-class ConnectRefusedError(HeadraceError):
-    """The Spark Connect server did not accept the session: it is not reachable, or has another token."""
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -169,137 +132,6 @@ def prepare_environment(master: str | None) -> None:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def connect_session(url: str, token: str, *, session_id: str | None = None) -> SparkSession:
-    """Open a session with the Spark Connect server at ``url`` (``sc://host:port``) and check it with one call.
-
-    From then on this process uses Spark Connect: ``pyspark.sql.functions`` builds Connect expressions.
-    Raises ConnectUrlError, and ConnectRefusedError if the server is not reachable or refuses the token.
-    """
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    return remote_session(url, token, session_id=session_id)
-
-
-def remote_session(url: str, token: str, *, session_id: str | None = None) -> SparkSession:
-    """Like `connect_session`, for a process that keeps its classic session. Use only the session's own methods."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-    from pyspark.sql.connect.session import SparkSession as RemoteSession
-
-    class UntilGone(DefaultPolicy):
-        """Retries no call to a server whose process has ended: each call of a range would be retried for 50 s."""
-
-        def can_retry(self, error: BaseException) -> bool:
-            return super().can_retry(error) and not is_gone(url)
-
-    session = RemoteSession.builder.channelBuilder(_channel(url, token, session_id)).create()
-    session.client.set_retry_policies([UntilGone(**_RETRIES)])
-    try:
-        _ = session.version
-    except PySparkException as error:
-        session.client.close()
-        raise ConnectRefusedError(
-            f"The Spark Connect server at {url} refused the session: {first_line(str(error)) or type(error).__name__}.",
-            remedy="Check that the receiver job is alive and that both sides have the same HEADRACE_SECRET_KEY.",
-        ) from error
-    return cast("SparkSession", session)
-
-
-def is_gone(url: str) -> bool:
-    """Whether the Connect server at this URL was on this machine and has ended: nothing listens at its port.
-
-    No other server comes to that port, since Spark chooses one when it starts. A busy server's port takes connections.
-    """
-    parts = urlsplit(url)
-    if parts.hostname not in _LOOPBACK_HOSTS:
-        return False
-    address = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    try:
-        socket.create_connection((address, parts.port or _DEFAULT_PORT), timeout=1).close()
-    except OSError as error:
-        return isinstance(error, ConnectionRefusedError)
-    return False
-
-
-def protected_url(url: str) -> str:
-    """``url`` in pyspark's form; raises ConnectUrlError unless it is loopback or has ``use_ssl=true``."""
-    parts = urlsplit(url)
-    host = parts.hostname
-    if parts.scheme != "sc" or not host or parts.path.split(";")[0] not in ("", "/"):
-        raise ConnectUrlError(f"{url!r} is not a Spark Connect URL.", remedy="Write sc://host:port.")
-    parameters = parts.path.split(";")[1:]
-    if any(parameter.startswith("token=") for parameter in parameters):
-        raise ConnectUrlError(
-            "A Spark Connect URL must not contain a token.", remedy="Remove it: headrace derives the token."
-        )
-    if host in _LOOPBACK_HOSTS:
-        return f"sc://localhost:{parts.port or _DEFAULT_PORT}/" + "".join(f";{parameter}" for parameter in parameters)
-    if "use_ssl=true" not in parameters:
-        raise ConnectUrlError(
-            f"The Spark Connect server at {host} is not on this machine, and its URL does not ask for TLS.",
-            remedy="Put a TLS endpoint before it and add ;use_ssl=true to its URL, or run batches with way 'submit'.",
-        )
-    return url
-
-
-def attempt_session_id(attempt: AttemptName) -> str:
-    """The session id of an attempt, derived from its name, so that a later attempt can end an earlier one's session."""
-    return str(uuid.uuid5(_SESSIONS, "\n".join(_parts(attempt))))
-
-
-def attempt_tag(attempt: AttemptName) -> str:
-    """The tag (and job group) of one attempt's Spark jobs."""
-    # Spark joins tags with commas, so a tag must not contain one. Stream names have none; this is only a safeguard.
-    return "/".join(["headrace", *_parts(attempt)]).replace(",", "_")
-
-
-def _parts(attempt: AttemptName) -> list[str]:
-    """The parts that identify an attempt: stream, batch time, a replay's target, and number."""
-    replay = [attempt.target] if attempt.target else []
-    return [attempt.stream, str(attempt.batch_time_ms), *replay, str(attempt.number)]
-
-
-def end_session(url: str, token: str, session_id: str, tag: str, *, release: bool = True) -> list[str]:
-    """Interrupt the operations with ``tag`` of another session and release it. Returns the operations' ids.
-
-    ``release``: False if others may use the session, whose operations a release would interrupt.
-
-    Returns an empty list if the server does not know the session (any more) or does not answer.
-    """
-    from pyspark.errors import PySparkException
-    from pyspark.sql.connect.client import SparkConnectClient
-
-    channel = _channel(url, token, session_id)
-    client = SparkConnectClient(connection=channel, retry_policy={**_RETRIES, "max_retries": 2})
-    try:
-        interrupted = client.interrupt_tag(tag)
-        if release:
-            client.release_session()
-        return list(interrupted or ())
-    except PySparkException:
-        return []
-    finally:
-        client.close()
-
-
-def _channel(url: str, token: str, session_id: str | None) -> DefaultChannelBuilder:
-    from pyspark.sql.connect.client import DefaultChannelBuilder
-
-    builder = DefaultChannelBuilder(protected_url(url))
-    # Set here rather than in the URL: pyspark repeats URLs in its errors.
-    builder.set("token", token)
-    builder.set("user_id", USER_ID)
-    if session_id is not None:
-        builder.set("session_id", session_id)
-    return builder
-
-
-def fail_fast(spark: SparkSession) -> None:
-    """Make further calls of a Connect session fail soon if the server does not answer: the session is being closed."""
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
-    cast("Any", spark).client.set_retry_policies([DefaultPolicy(**{**_RETRIES, "max_retries": 1})])
-
-
 def name_jobs(spark: SparkSession, description: str, *, group: str, pool: str, tags: Iterable[str]) -> None:
     """Name the Spark jobs that this thread starts from now on in the session, for Spark's user interface, and tag them.
     They run in this pool of Spark's scheduler.
@@ -350,11 +182,6 @@ def register_source(spark: SparkSession, source: type[DataSource]) -> None:
         spark.dataSource.register(source)
 
 
-def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is a Spark Connect session."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
 def collect(frame: DataFrame) -> list[Row]:
     """Return the rows as Spark Connect does. A classic session's own ``collect`` fails for the first day of the year 1,
     the time that some programs write for none."""
@@ -389,99 +216,8 @@ def is_own_folder(path: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
-SECRET_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
-
-FINGERPRINT = "secret_fingerprint"
-"""The attribute of a receiver job with the fingerprint of its secret."""
-
-
-APPLICATION = "application"
-"""The attribute of a receiver job in a shared job's application: that application's name and epoch."""
-
-
-class SecretKeyMissingError(HeadraceError):
-    """The process was started without the secret from which the tokens are derived."""
-
-
-def derive_token(secret: str, name: str, epoch: int) -> str:
-    """The token of one epoch of an application (`Stream.application`): 64 hexadecimal digits."""
-    return hmac.new(secret.encode(), f"{name}:{epoch}".encode(), hashlib.sha256).hexdigest()
-
-
-def secret_fingerprint(secret: str, name: str) -> str:
-    """A fingerprint that distinguishes secrets and reveals nothing about them (16 hexadecimal digits).
-
-    It is in the job's lease, so a batch can check before it connects whether the job was started with the same secret.
-    """
-    return hmac.new(secret.encode(), f"fingerprint of {name}".encode(), hashlib.sha256).hexdigest()[:16]
-
-
-def token_from_environment(name: str, epoch: int) -> str:
-    """The token derived from the secret in the environment.
-
-    Raises SecretKeyMissingError if the variable is unset or empty: a guessable token is worse than none.
-    """
-    secret = os.environ.get(SECRET_VARIABLE, "")
-    if not secret:
-        raise SecretKeyMissingError(
-            f"The environment variable {SECRET_VARIABLE} is not set, so the Spark Connect token of {name!r} cannot be "
-            "derived.",
-            remedy=f"Set {SECRET_VARIABLE} to the same value for the receiver job and for its batches; "
-            "Airflow's tasks set it themselves.",
-        )
-    return derive_token(secret, name, epoch)
-
-
-def token_of_job(job: JobRow) -> str:
-    """The token of the application in which a receiver job runs. Raises SecretKeyMissingError."""
-    name, epoch = job.attributes.get(APPLICATION) or (job.stream, job.epoch)
-    return token_from_environment(name, epoch)
-
-
 REPLACED_BY = "replaced_by"
 """The attribute with the newer version for which a receiver job was asked to stop."""
-
-
-class VersionMismatchError(HeadraceError):
-    """The receiver job runs with other versions than the batch that needs its application."""
-
-
-def current_versions() -> dict[str, str]:
-    """The versions of this process, as a lease records them: Python (major.minor), pyspark, headrace."""
-    return {
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "pyspark": _pyspark_version(),
-        "headrace": __version__,
-    }
-
-
-def _pyspark_version() -> str:
-    # Importing pyspark in an Airflow task would take half a second or more.
-    installed = None if "pyspark" in sys.modules else _installed_version("pyspark")
-    if installed is not None:
-        return installed
-    from pyspark.version import __version__ as version
-
-    return str(version)
-
-
-def version_differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """The differences as texts such as ``headrace 0.1.0 there, 0.2.0 here``."""
-    return [
-        f"{name} {theirs.get(name, 'unknown')} there, {version} here"
-        for name, version in ours.items()
-        if theirs.get(name) != version
-    ]
-
-
-def check_versions(theirs: Mapping[str, str]) -> None:
-    """Raise VersionMismatchError, with each difference, if a receiver job's versions differ from ours."""
-    different = version_differences(theirs, current_versions())
-    if different:
-        raise VersionMismatchError(
-            f"The receiver job runs with other versions: {'; '.join(different)}.",
-            remedy="Restart the receiver job with this environment, or run the batches with way 'submit'.",
-        )
 
 
 LOCAL_MASTER = "local[2]"
@@ -521,37 +257,6 @@ def local_session(name: str = "headrace", conf: Mapping[str, str] | None = None)
         session.stop()
 
 
-_SPARK_PACKAGES = ("pyspark", "pyspark-client")
-
-
-class MixedSparkError(HeadraceError):
-    """pyspark and pyspark-client, which Airflow's Spark provider requires, are installed in different versions.
-
-    Both install into the folder ``pyspark/``: the one that is installed last overwrites files of the other. What then
-    fails, and where, is chance. So whatever starts Spark, or checks a stream, checks this first.
-    """
-
-
-def check_spark_packages() -> None:
-    """Raise MixedSparkError if both packages are installed, in different versions. Does not import pyspark."""
-    spark, client = map(_installed_version, _SPARK_PACKAGES)
-    if spark is None or client is None or spark == client:
-        return
-    # Not every version of pyspark has a pyspark-client; each version of this one has a pyspark.
-    raise MixedSparkError(
-        f"pyspark {spark} and pyspark-client {client} are mixed: both install into the folder pyspark/, and overwrite "
-        "each other's files.",
-        remedy="In this environment, run `pip install --force-reinstall --no-deps "
-        f"pyspark=={client} pyspark-client=={client}`.",
-    )
-
-
-def _installed_version(package: str) -> str | None:
-    # Not at the top: Spark's Python workers and the caller of a batch server, which is to start at once, need it not.
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        # With SPARK_HOME, pyspark is only a folder on the path.
-        return None
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a Spark Connect session."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.processes import freeze_imports
-from headrace.spark.sessions import current_versions, is_local_master, remote_session
+from headrace.spark.connect_sessions import remote_session
+from headrace.spark.sessions import is_local_master
+from headrace.spark.versions import current_versions
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,8 @@ from headrace.ledger.receiving_tables import ReceiverLease
 from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.decoding import RecordDecoding
-from headrace.spark.sessions import classic_session, current_versions
+from headrace.spark.sessions import classic_session
+from headrace.spark.versions import current_versions
 from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream_context import StreamContext

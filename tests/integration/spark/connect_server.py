@@ -12,7 +12,7 @@ from typing import Any, Self
 from headrace.ledger import Ledger
 from headrace.ledger.tables import JobLease
 from headrace.spark import sessions
-from headrace.spark.sessions import derive_token
+from headrace.spark.job_token import derive_token
 
 SECRET = "a secret for the tests"
 APPLICATION = ("connect-test", 1)

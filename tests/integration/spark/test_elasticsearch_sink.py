@@ -27,7 +27,8 @@ from headrace.connections import ConnectionNotFoundError
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
-from headrace.spark.elasticsearch_sink import MAX_KEPT_BYTES, index_blocks, index_rows
+from headrace.spark.elasticsearch_sink import index_blocks, index_rows
+from headrace.spark.held_deletions import MAX_KEPT_BYTES
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.record_columns import RECORD_SCHEMA, record_mark
 from headrace.spark.wal_source import LogBlocks

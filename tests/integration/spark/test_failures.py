@@ -22,8 +22,9 @@ from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.spark.elasticsearch_sink import IndexingTask, TargetWatch
+from headrace.spark.elasticsearch_sink import IndexingTask
 from headrace.spark.failures import AttemptFailedError
+from headrace.spark.target_watch import TargetWatch
 from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, Utf8Decoder
 
 Make = Callable[..., Any]

@@ -31,8 +31,9 @@ from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.spark import shared_jobs
 from headrace.spark.arrow_types import arrow_schema
-from headrace.spark.elasticsearch_sink import KafkaOriginalRecords, ManifestOriginalRecords, index_blocks
+from headrace.spark.elasticsearch_sink import index_blocks
 from headrace.spark.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
+from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.wal_source import LogBlocks

@@ -25,7 +25,8 @@ from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.processes import PROCESS, has_ended
 from headrace.receiver.tracker import find_sign
 from headrace.spark.batch_server import socket_path
-from headrace.spark.sessions import ConnectRefusedError, derive_token
+from headrace.spark.connect_sessions import ConnectRefusedError
+from headrace.spark.job_token import derive_token
 from headrace.wal.storage import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -192,7 +193,7 @@ def test_a_client_without_a_token_is_refused(application: Any) -> None:
 
 
 def test_a_session_with_a_wrong_token_is_an_error_with_a_remedy(application: Any) -> None:
-    from headrace.spark.sessions import remote_session
+    from headrace.spark.connect_sessions import remote_session
 
     with pytest.raises(ConnectRefusedError, match="same HEADRACE_SECRET_KEY"):
         remote_session(application.job().attributes["connect_url"], "wrong")

@@ -26,7 +26,7 @@ from headrace.processes import PROCESS
 from headrace.receiver.health import REVISION
 from headrace.runs.receiver_job import newest_job, receiving, request_job, start_if_absent
 from headrace.spark.batch_server import socket_path
-from headrace.spark.sessions import APPLICATION, FINGERPRINT, secret_fingerprint
+from headrace.spark.job_token import APPLICATION, FINGERPRINT, secret_fingerprint
 from headrace.stream import SparkSettings, Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -14,7 +14,7 @@ from tests.integration.spark.test_receiver_coupling import ended, family
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import JobState
 from headrace.runs import receiver_job
-from headrace.spark.sessions import derive_token
+from headrace.spark.job_token import derive_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

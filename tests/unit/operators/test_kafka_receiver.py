@@ -24,7 +24,7 @@ from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJob
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.processes import PROCESS, own_identity
 from headrace.spark.job_log import LOG_VARIABLE
-from headrace.spark.sessions import MixedSparkError, current_versions
+from headrace.spark.versions import MixedSparkError, current_versions
 from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger
 
 

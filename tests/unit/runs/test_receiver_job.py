@@ -23,7 +23,7 @@ from headrace.runs.receiver_job import (
     newest_job,
     replace_older_job,
 )
-from headrace.spark import sessions
+from headrace.spark import versions
 from headrace.spark.sessions import REPLACED_BY
 
 
@@ -239,7 +239,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def ledger(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(sessions, "current_versions", lambda: OURS)
+    monkeypatch.setattr(versions, "current_versions", lambda: OURS)
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
         yield ledger

@@ -15,7 +15,7 @@ from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
 from headrace.spark import batch_command, range_run
 from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.sessions import attempt_session_id
+from headrace.spark.connect_sessions import attempt_session_id
 from headrace.spark.termination import EXIT_NOT_OURS
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext

@@ -32,9 +32,11 @@ from headrace.elasticsearch.transport import Cluster, NoAnswerError, Node
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange
-from headrace.spark import elasticsearch_sink, shared_jobs
-from headrace.spark.elasticsearch_sink import MAX_KEPT_BYTES, IndexingTask, KafkaOriginalRecords, index_rows
+from headrace.spark import elasticsearch_sink, shared_jobs, target_watch
+from headrace.spark.elasticsearch_sink import IndexingTask, index_rows
+from headrace.spark.held_deletions import MAX_KEPT_BYTES
 from headrace.spark.kafka_ranges_source import KafkaBlocks
+from headrace.spark.original_records import KafkaOriginalRecords
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds
 from headrace.wal.storage import open_storage
 
@@ -70,7 +72,8 @@ class Tasks:
 def elasticsearch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch]:
     fake = FakeElasticsearch()
     transport = SimpleNamespace(request=fake.request, close=lambda: None)
-    monkeypatch.setattr(elasticsearch_sink, "_transport", lambda *_, **__: transport)
+    for module in (elasticsearch_sink, target_watch):
+        monkeypatch.setattr(module, "open_transport", lambda *_, **__: transport)
     monkeypatch.setattr("headrace.elasticsearch.transport.Cluster.of", lambda _: Cluster((Node("http", "fake", 9200),)))
     return fake
 

@@ -13,7 +13,7 @@ from headrace.spark import receiver_process
 from headrace.spark.batch_server import socket_path
 from headrace.spark.receiver_application import ReceiverApplication, TaskSlotsError
 from headrace.spark.receiver_process import JobApplication, StreamDoesNotFitError, settings_differences
-from headrace.spark.sessions import current_versions
+from headrace.spark.versions import current_versions
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 SPARK = {"master": "local[6]", "job": "shared"}

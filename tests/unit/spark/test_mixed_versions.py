@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.spark.receiver_process import ReceiverProcess
-from headrace.spark.sessions import MixedSparkError, check_spark_packages
+from headrace.spark.versions import MixedSparkError, check_spark_packages
 
 Install = Callable[[str, str], None]
 

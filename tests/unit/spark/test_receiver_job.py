@@ -27,10 +27,11 @@ from headrace.receiver.health import REVISION
 from headrace.receiver.tracker import TrackerEnd, TrackerReport, find_sign
 from headrace.spark import receiver_job, receiver_process
 from headrace.spark.job_log import LOG_VARIABLE
+from headrace.spark.job_token import APPLICATION
 from headrace.spark.receiver_application import ReceiverApplication
 from headrace.spark.receiver_job import BatchDrain, ReceiverJob, StorageNotUsableError
 from headrace.spark.receiver_process import ReceiverProcess
-from headrace.spark.sessions import APPLICATION, REPLACED_BY
+from headrace.spark.sessions import REPLACED_BY
 from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 from headrace.views.streams import default_place, stream_detail

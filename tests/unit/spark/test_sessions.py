@@ -12,27 +12,27 @@ import pytest
 
 from headrace.ledger import AttemptState
 from headrace.ledger.batch_tables import AttemptRow
-from headrace.spark import sessions
+from headrace.spark import versions
 from headrace.spark.batch_command import replaces
-from headrace.spark.sessions import (
-    APPLICATION,
-    SECRET_VARIABLE,
+from headrace.spark.connect_sessions import (
     ConnectRefusedError,
     ConnectUrlError,
-    SecretKeyMissingError,
-    VersionMismatchError,
     attempt_session_id,
     attempt_tag,
-    check_versions,
-    current_versions,
-    derive_token,
     is_gone,
     protected_url,
     remote_session,
+)
+from headrace.spark.job_token import (
+    APPLICATION,
+    SECRET_VARIABLE,
+    SecretKeyMissingError,
+    derive_token,
     secret_fingerprint,
     token_from_environment,
     token_of_job,
 )
+from headrace.spark.versions import VersionMismatchError, check_versions, current_versions
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
@@ -168,6 +168,6 @@ def test_more_in_the_lease_than_we_know_passes() -> None:
 
 def test_every_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {"python": "3.11", "pyspark": "4.2.0", "headrace": "0.1"}
-    monkeypatch.setattr(sessions, "current_versions", lambda: ours)
+    monkeypatch.setattr(versions, "current_versions", lambda: ours)
     with pytest.raises(VersionMismatchError, match=r"python 3.9 there, 3.11 here; headrace unknown there, 0.1 here"):
         check_versions({"python": "3.9", "pyspark": "4.2.0"})
