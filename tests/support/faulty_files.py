@@ -12,11 +12,12 @@ files.left_out = "LocalSegmentFile.append: fdatasync"   # this sync of headrace.
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -285,6 +286,24 @@ def sync_site() -> str:
         assert frame.f_back is not None
         frame, what = frame.f_back, "directory"
     return f"{frame.f_code.co_qualname}: {what}"
+
+
+_SYNCS = ("fsync", "fdatasync", "_sync_directory")
+# These are the operating system's calls, and the one that syncs any directory.
+_NO_SITES = ("FileCalls", "SystemCalls", "sync_file", "sync_data", "_sync_directory")
+
+
+def sync_sites() -> Iterator[str]:
+    """Yield the syncs in the source of headrace.wal.storage, as `sync_site` names them."""
+    for top in ast.parse(Path(storage.__file__).read_bytes()).body:
+        if not isinstance(top, ast.ClassDef | ast.FunctionDef) or top.name in _NO_SITES:
+            continue
+        for function in top.body if isinstance(top, ast.ClassDef) else [top]:
+            for call in ast.walk(function):
+                called = getattr(call.func, "attr", getattr(call.func, "id", "")) if isinstance(call, ast.Call) else ""
+                if called in _SYNCS:
+                    name = f"{top.name}.{function.name}" if function is not top else top.name  # type: ignore[attr-defined]
+                    yield f"{name}: {called if called != '_sync_directory' else 'directory'}"
 
 
 def _remove(path: Path) -> None:

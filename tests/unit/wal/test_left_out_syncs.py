@@ -7,34 +7,17 @@ Postgres's own: tests/unit/ledger/test_sqlite.py and tests/integration/ledger/te
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
-from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_files import FaultyFiles, sync_sites
 
 from headrace.wal import storage
 from headrace.wal.storage import LocalStorage
 
 CUTS = 30
-SYNCS = ("fsync", "fdatasync", "_sync_directory")
-# These are the operating system's calls, and the one that syncs any directory.
-NO_SITES = ("FileCalls", "SystemCalls", "sync_file", "sync_data", "_sync_directory")
-
-
-def sites() -> Iterator[str]:
-    """The syncs in the source, as `sync_site` names them."""
-    for top in ast.parse(Path(storage.__file__).read_bytes()).body:
-        if not isinstance(top, ast.ClassDef | ast.FunctionDef) or top.name in NO_SITES:
-            continue
-        for function in top.body if isinstance(top, ast.ClassDef) else [top]:
-            for call in ast.walk(function):
-                called = getattr(call.func, "attr", getattr(call.func, "id", "")) if isinstance(call, ast.Call) else ""
-                if called in SYNCS:
-                    name = f"{top.name}.{function.name}" if function is not top else top.name
-                    yield f"{name}: {called if called != '_sync_directory' else 'directory'}"
 
 
 class Disk:
@@ -131,7 +114,7 @@ def broken_by(promise: Callable[[Disk, Random], bool], folder: Path, left_out: s
 
 
 def test_every_sync_in_the_source_has_a_promise_that_needs_it() -> None:
-    assert sorted(sites()) == sorted(PROMISES)
+    assert sorted(sync_sites()) == sorted(PROMISES)
 
 
 @pytest.mark.parametrize("site", PROMISES)
