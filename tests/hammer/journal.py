@@ -36,9 +36,9 @@ class Injection:
     """What is missing in ``shown``: the part that was hit, though the fault lasted long enough to be seen."""
 
     @property
-    def of_link(self) -> bool:
-        """Whether it is of a link of the network."""
-        return BY_NAME[self.kind].target.is_link
+    def is_around(self) -> bool:
+        """Whether no process is hit but what is around them."""
+        return BY_NAME[self.kind].target.is_around
 
     @property
     def hit(self) -> bool:
@@ -75,7 +75,7 @@ class Journal:
         return injection
 
     def injected(self, injection: Injection, pids: Sequence[int] = ()) -> None:
-        """Record that the fault hit, and which processes; a fault of a link hits none."""
+        """Record that the fault hit, and which processes, if any."""
         injection.injected, injection.pids = self.now(), tuple(pids)
         some = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
         self.say(f"fault #{injection.fault}: {injection.kind}" + (f" (pid {some})" if some else ""))
@@ -92,7 +92,7 @@ class Journal:
                 for other in self.injections
                 if other is not injection
                 and other.hit
-                and (other.ended is None or other.ended + (0 if other.of_link else _AFTERMATH_SECONDS) > since)
+                and (other.ended is None or other.ended + (0 if other.is_around else _AFTERMATH_SECONDS) > since)
             ]
 
     def missed(self, injection: Injection, why: str) -> None:

@@ -39,7 +39,7 @@ from headrace.ledger.states import EventKind, PartitionState, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import StoreCounts
 from headrace.receiver.event_times import EndOffsets, EndOffsetTracker, Ends, EventTimes, Key
-from headrace.receiver.health import OPEN_TRANSACTIONS, UNREADABLE_TOPICS
+from headrace.receiver.health import CLOCK_AHEAD, OPEN_TRANSACTIONS, UNREADABLE_TOPICS
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rates import RateLimiter
 from headrace.receiver.receiver import ReceivingError
@@ -207,6 +207,7 @@ class Heartbeat:
 
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._generator.queued)
+        stats[CLOCK_AHEAD] = round((self._clock.now_ms() - self._ledger_clock.now_ms()) / 1000)
         sealed = self._generator.sealed_through_ms()
         drained = None if self._end_offsets is None else self._end_offsets.drained()
         asked_at = self._clock.monotonic()

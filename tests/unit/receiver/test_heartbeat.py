@@ -47,7 +47,10 @@ class Setting:
         stats: Any = SimpleNamespace(collect=lambda *_: {})
         generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: self.sealed_ms)
         pausing: Any = SimpleNamespace(poll=lambda: False, report=lambda: None, reason=None)
-        ledger_clock: Any = SimpleNamespace(observe=lambda *_: None)
+        self.ledger_ahead_ms = 0
+        ledger_clock: Any = SimpleNamespace(
+            observe=lambda *_: None, now_ms=lambda: self.clock.now_ms() + self.ledger_ahead_ms
+        )
         context: Any = SimpleNamespace(
             ledger=ledger, clock=self.clock, stream=SimpleNamespace(batch_interval_ms=10_000)
         )
@@ -63,9 +66,10 @@ class Setting:
             recreated=lambda _: next(self.answers),
         )
 
-    def _beat(self, *_: object, sealed_through_ms: int, **__: object) -> ReceiverOrders:
+    def _beat(self, *_: object, sealed_through_ms: int, stats: dict[str, object], **__: object) -> ReceiverOrders:
         if not self.is_available:
             raise LedgerUnavailableError("no answer")
+        self.stats = stats
         self.reported_sealed_ms.append(sealed_through_ms)
         return ReceiverOrders({}, frozenset(), False, 0, 0)
 
