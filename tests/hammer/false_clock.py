@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -34,14 +31,12 @@ exec '{program}' "$@"
 class FalseClock:
     """A `spark-submit` in ``programs``: what it starts has the clock that is set then, until it ends."""
 
-    def __init__(self, programs: Path) -> None:
-        """Raises FalseClockError without libfaketime."""
+    def __init__(self, programs: Path, program: Path) -> None:
+        """``program`` is the real `spark-submit`. Raises FalseClockError without libfaketime."""
         found = [path for folder in _FOLDERS for path in (*Path(folder).glob(f"*/{_LIBRARY}"), Path(folder, _LIBRARY))]
         library = next((path for path in found if path.exists()), None)
         if library is None:
             raise FalseClockError("libfaketime is not installed (`apt-get install faketime`).")
-        search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        program = shutil.which("spark-submit", path=search)
         programs.mkdir(parents=True, exist_ok=True)
         self.programs = programs
         self._offset = programs / "offset"

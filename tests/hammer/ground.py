@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -218,7 +219,7 @@ class Ground:
         try:
             if self._ledger is LedgerKind.SQLITE:
                 raise FalseClockError("a file of SQLite has the clock of each process that writes to it.")
-            return FalseClock(self.data / "programs")
+            return FalseClock(self.data / "programs", Path(sys.executable).with_name("spark-submit"))
         except FalseClockError as error:
             self.impossible[Target.CLOCK] = str(error)
             return None
@@ -226,12 +227,20 @@ class Ground:
     def _move_ledger(self) -> None:
         """Put the ledger's database on its small disk, by its template. Postgres's own log stays elsewhere: Postgres
         ends when it cannot write that, and Airflow's database with it."""
+        import psycopg
+
         owner = _there(self._stack.postgres).data.stat()
         os.chown(self._ledger_folder, owner.st_uid, owner.st_gid)
         self._ledger_folder.chmod(stat.S_IRWXU)
-        with self._connect("postgres") as connection:
-            connection.execute(f"CREATE TABLESPACE small LOCATION '{self._ledger_folder}'")
-            connection.execute(f"CREATE DATABASE {_LEDGER_TEMPLATE} TABLESPACE small")
+        try:
+            with self._connect("postgres") as connection:
+                connection.execute(f"CREATE TABLESPACE small LOCATION '{self._ledger_folder}'")
+                connection.execute(f"CREATE DATABASE {_LEDGER_TEMPLATE} TABLESPACE small")
+        except psycopg.Error as error:
+            raise HammerError(
+                f"Postgres cannot have the ledger in {self._ledger_folder}: {error}.",
+                remedy="Give the run a folder (--data) that each user of this machine can enter.",
+            ) from error
         self._ledger_template = _LEDGER_TEMPLATE
         self.delete_ledger()
 

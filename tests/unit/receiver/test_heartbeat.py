@@ -48,6 +48,7 @@ class Setting:
         generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: self.sealed_ms)
         pausing: Any = SimpleNamespace(poll=lambda: False, report=lambda: None, reason=None)
         self.ledger_ahead_ms = 0
+        self.stats: dict[str, object] = {}
         ledger_clock: Any = SimpleNamespace(
             observe=lambda *_: None, now_ms=lambda: self.clock.now_ms() + self.ledger_ahead_ms
         )
@@ -110,6 +111,13 @@ def test_a_batch_does_not_wait_for_the_next_second_once_its_blocks_are_stored(se
     setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
     assert heartbeat.tick()
     assert setting.reported_sealed_ms == [49_700, 50_100, 50_300]
+
+
+@pytest.mark.parametrize(("ledger_ahead_ms", "ahead"), [(0, 0), (-3_600_000, 3_600), (31_536_000_400, -31_536_000)])
+def test_the_difference_of_the_clocks_is_reported(setting: Setting, ledger_ahead_ms: int, ahead: int) -> None:
+    setting.ledger_ahead_ms = ledger_ahead_ms
+    setting.heartbeat.tick()
+    assert setting.stats["clock_ahead_seconds"] == ahead
 
 
 def test_a_ledger_that_does_not_answer_is_asked_once_a_second_though_a_batch_waits(setting: Setting) -> None:

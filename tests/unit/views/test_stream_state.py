@@ -523,7 +523,8 @@ def test_what_is_slow_to_store_is_named_with_its_seconds(running: Shop, part: st
 
 
 @pytest.mark.parametrize(
-    ("ahead", "said"), [(3_600, "is 1 h ahead of the ledger's clock"), (-31_536_000, "is 365 d behind the ledger's clock")]
+    ("ahead", "said"),
+    [(3_600, "is 1 h ahead of the ledger's clock"), (-31_536_000, "is 365 d behind the ledger's clock")],
 )
 def test_a_clock_that_differs_from_the_ledgers_is_named(running: Shop, ahead: int, said: str) -> None:
     running.beat(clock_ahead_seconds=ahead)
