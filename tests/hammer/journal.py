@@ -36,9 +36,9 @@ class Injection:
     """What is missing in ``shown``: the part that was hit, though the fault lasted long enough to be seen."""
 
     @property
-    def is_around(self) -> bool:
-        """Whether no process is hit but what is around them."""
-        return BY_NAME[self.kind].target.is_around
+    def of_link(self) -> bool:
+        """Whether it is of a link of the network."""
+        return BY_NAME[self.kind].target.is_link
 
     @property
     def hit(self) -> bool:
@@ -83,7 +83,8 @@ class Journal:
     def others_at(self, injection: Injection) -> list[str]:
         """The names of other faults that could hide what this one, which still lasts, would have a person shown.
 
-        A killed part is away for longer than its fault lasts.
+        A killed part is away for longer than its fault lasts, and a batch that failed on a full disk stays failed until
+        it is run again.
         """
         since = self.now() if injection.injected is None else injection.injected
         with self._lock:
@@ -92,7 +93,7 @@ class Journal:
                 for other in self.injections
                 if other is not injection
                 and other.hit
-                and (other.ended is None or other.ended + (0 if other.is_around else _AFTERMATH_SECONDS) > since)
+                and (other.ended is None or other.ended + (0 if other.of_link else _AFTERMATH_SECONDS) > since)
             ]
 
     def missed(self, injection: Injection, why: str) -> None:

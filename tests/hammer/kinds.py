@@ -69,11 +69,6 @@ class Target(StrEnum):
         return self in LINKS
 
     @property
-    def is_around(self) -> bool:
-        """Whether no process is hit but what is around them: the network or the storage."""
-        return self.is_link or self in (Target.DISK, Target.LEDGER_DISK, Target.SYNCS)
-
-    @property
     def is_of_host(self) -> bool:
         """Whether only a run that asks for it has its faults: those of a host beside the log's full disk."""
         return self in (Target.LEDGER_DISK, Target.SYNCS, Target.CLOCK)

@@ -246,6 +246,7 @@ def test_a_fault_that_lasts_has_to_be_shown_with_its_part_and_a_remedy(
     ("other", "ended", "counts"),
     [
         ("batch kill -9", True, False),
+        ("disk full", True, False),
         ("kafka SIGSTOP", False, False),
         ("ledger-link cut", False, False),
         ("ledger-link cut", True, True),

@@ -51,21 +51,21 @@ class Disk:
 
 
 class Clock:
-    """Sets no clock; each process has the wrong one while it is set."""
+    """Sets no clock; the third process that is looked at has the wrong one."""
 
     def __init__(self, done: list[str]) -> None:
         self._done = done
-        self._is_wrong = False
+        self.asked = 0
 
     @contextlib.contextmanager
     def wrong(self, action: Action) -> Iterator[None]:
         self._done.append(str(action))
-        self._is_wrong = True
         yield
         self._done.append("right")
 
     def is_of(self, _process: psutil.Process) -> bool:
-        return self._is_wrong
+        self.asked += 1
+        return self.asked >= 3
 
 
 @pytest.fixture
@@ -169,6 +169,8 @@ def test_a_job_starts_with_a_wrong_clock_and_ends_with_it(
     assert injection.hit
     assert injection.pids == (process.pid,)
     assert done == ["an hour behind", "right"]
+    clock: Any = injector._clock
+    assert clock.asked == 3, "a process of before is not one that was hit"
     assert killed == [1, 2], "once with the clock set, and once it is right again"
 
 
