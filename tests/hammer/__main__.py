@@ -24,6 +24,9 @@ def faults(
     pace: Annotated[float, typer.Option(min=1, help="Seconds between two faults, on average.")] = 20.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Spark as a cluster of two workers.")] = False,
     network: Annotated[bool, typer.Option("--network", help="Also the faults of links between the parts.")] = False,
+    host: Annotated[
+        bool, typer.Option("--host", help="Also a host's faults: the ledger's disk, slow syncs, clocks.")
+    ] = False,
     brokers: Annotated[int, typer.Option(min=1, help="Kafka's brokers; of three, the leader is hit.")] = 1,
     ledger: Annotated[LedgerKind, typer.Option(help="The database of the ledger.")] = LedgerKind.POSTGRES,
     keys: Annotated[bool, typer.Option(help="Also documents by key, with deletions: one batch runs at a time.")] = True,
@@ -47,6 +50,7 @@ def faults(
         pace=pace,
         cluster=cluster,
         network=network,
+        host=host,
         brokers=brokers,
         only=frozenset(only or ()),
     )

@@ -1,4 +1,4 @@
-"""A small file system for the log, that can be filled to the last byte.
+"""A small file system for the log or the ledger, that can be filled to the last byte.
 
 It is a tmpfs in a mount namespace of this process and its children: no other process sees it, and it ends with them,
 however they end. Root mounts it directly; other users need their own user namespace, if the kernel allows it.
@@ -12,6 +12,7 @@ import errno
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.hammer.errors import SmallDiskError
@@ -21,6 +22,7 @@ _CLONE_NEWUSER = 0x10000000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _FILLER = ".filler"
 _CHUNK = 1 << 20
+_REFILL_SECONDS = 0.5
 
 
 class SmallDisk:
@@ -38,6 +40,28 @@ class SmallDisk:
         folder.mkdir(parents=True, exist_ok=True)
         _own_namespace()
         _mount("tmpfs", folder, "tmpfs", 0, f"size={size},mode=0755")
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Full as long as this lasts, even if cleanup frees space that would let writers continue. Raises
+        SmallDiskError if it has room when this begins."""
+        over = threading.Event()
+        refilling = threading.Thread(target=self._refill, args=(over,), daemon=True)
+        try:
+            self.fill()
+            refilling.start()
+            yield
+        finally:
+            over.set()
+            if refilling.ident is not None:
+                refilling.join()
+            self.empty()
+
+    def _refill(self, over: threading.Event) -> None:
+        while not over.wait(_REFILL_SECONDS):
+            # What is freed just now is used up the next time.
+            with contextlib.suppress(SmallDiskError):
+                self.fill()
 
     def fill(self) -> None:
         """Use up all free space. Raises SmallDiskError if there is still room afterwards."""

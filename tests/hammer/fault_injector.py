@@ -11,11 +11,13 @@ import psutil
 from tests.hammer import signals
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import SmallDiskError, TargetMissedError
+from tests.hammer.false_clock import FalseClock
 from tests.hammer.journal import Injection, Journal
-from tests.hammer.kinds import PART_BEHIND, VISIBLE_SECONDS, Action, Fault, Target
+from tests.hammer.kinds import WORDS, Action, Fault, Target
 from tests.hammer.link import Link
 from tests.hammer.onlooker import Shown
 from tests.hammer.services import Services, answers
+from tests.hammer.slow_syncs import SlowSyncs
 from tests.hammer.target_processes import Group, TargetProcesses
 
 from headrace.devstack.server import Server
@@ -25,8 +27,9 @@ _TIMEOUT_SECONDS = 420.0
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 180.0
 _STOP_SECONDS = 60.0
-_REFILL_SECONDS = 0.5
 _LOOK_SECONDS = 4.0
+# How long a sync takes: longer than any disk that is well (SLOW_SECONDS), shorter than a receiver's lease.
+_SYNC_SECONDS = 3.0, 8.0
 
 
 class FaultInjector:
@@ -37,37 +40,46 @@ class FaultInjector:
         *,
         targets: TargetProcesses,
         services: Services,
-        disk: SmallDisk | None,
+        disks: Mapping[Target, SmallDisk],
         delete_ledger: Callable[[], None],
+        shrink_ledger: Callable[[], None],
         journal: Journal,
         links: Mapping[Target, Sequence[Link]] | None = None,
         look: Callable[[], Shown] | None = None,
         leader: Callable[[], str] | None = None,
+        syncs: SlowSyncs | None = None,
+        clock: FalseClock | None = None,
     ) -> None:
-        """``links`` by target, if the run has some; ``look`` returns what a person is shown of the stream,
-        ``leader`` the name of the broker to hit as the leader."""
+        """``disks`` and ``links`` by target, those that the run has; ``look`` returns what a person is shown of the
+        stream, ``leader`` the name of the broker to hit as the leader."""
         self.hanging = signals.Hanging()
         self._targets = targets
         self._services = services
-        self._disk = disk
+        self._disks = disks
+        self._syncs = syncs
+        self._clock = clock
         self._delete_ledger = delete_ledger
+        self._shrink_ledger = shrink_ledger
         self._journal = journal
         self._links = links or {}
-        self._link_locks = {target: threading.Lock() for target in self._links}
         self._look = look
         self._leader = leader
         self._abort = threading.Event()
-        self._disk_lock = threading.Lock()
-        self._ledger_lock = threading.Lock()
+        self._locks = {target: threading.Lock() for target in Target}
+        """For targets that have one fault at a time."""
 
     def inject(self, fault: Fault) -> Injection:
         """Inject the fault and wait for its end. Returns the injection, which records a miss."""
         injection = self._journal.open(fault)
         try:
-            if fault.kind.target is Target.DISK:
+            if fault.kind.action is Action.FILL:
                 self._fill(fault, injection)
+            elif fault.kind.target is Target.SYNCS:
+                self._slow_down(fault, injection)
+            elif fault.kind.target is Target.CLOCK:
+                self._start_with_clock(fault, injection)
             elif fault.kind.target is Target.LEDGER:
-                with self._ledger_lock:
+                with self._locks[Target.LEDGER]:
                     self._lose_ledger(fault, injection)
             elif fault.kind.target.is_link:
                 self._inject_into_link(fault, injection)
@@ -88,15 +100,13 @@ class FaultInjector:
         for links in self._links.values():
             for link in links:
                 link.end()
-        if self._disk is not None:
-            self._disk.empty()
 
     # --- processes that headrace and Spark start again
 
     def _inject_into_process(self, fault: Fault, injection: Injection) -> None:
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
-            self._find(fault, deadline)
+            self._find(fault.kind.target, deadline)
             self._abort.wait(fault.aim)
             # Search again: a process that was found before the aim time may have ended.
             groups = self._targets.find(fault.kind.target)
@@ -111,10 +121,9 @@ class FaultInjector:
                     raise
                 self._journal.note(injection, f"{missed}; the next one is waited for")
 
-    def _find(self, fault: Fault, deadline: float) -> None:
-        while not self._targets.find(fault.kind.target):
-            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                raise TargetMissedError(f"there was no {fault.kind.target} for {_TIMEOUT_SECONDS:g} s")
+    def _find(self, target: Target, deadline: float) -> None:
+        while not self._targets.find(target):
+            self._wait(deadline, f"there was no {target}")
 
     def _hit(self, fault: Fault, injection: Injection, group: Group) -> None:
         pids = [process.pid for process in group]
@@ -218,7 +227,7 @@ class FaultInjector:
         if not links:
             raise TargetMissedError("the run has no such link")
         self._abort.wait(fault.aim)
-        with self._link_locks[fault.kind.target]:
+        with self._locks[fault.kind.target]:
             over = threading.Event()
             flapping = [
                 threading.Thread(target=link.flap, args=(_TIMEOUT_SECONDS + fault.hold, fault.pick, over), daemon=True)
@@ -232,7 +241,7 @@ class FaultInjector:
                     self._begin(links, fault.kind.action)
                 self._await_effect(links, fault.kind.action)
                 self._journal.injected(injection)
-                self._watch_link(fault, injection)
+                self._watch(fault, injection)
             finally:
                 over.set()
                 for thread in flapping:
@@ -254,9 +263,112 @@ class FaultInjector:
             if action is Action.RESET:
                 self._begin(links, action)
 
-    def _watch_link(self, fault: Fault, injection: Injection) -> None:
-        """Hold the fault, and see whether a person is shown the part behind the link with a remedy."""
-        until, words = time.monotonic() + fault.hold, PART_BEHIND[fault.kind.target]
+    # --- the ledger
+
+    def _lose_ledger(self, fault: Fault, injection: Injection) -> None:
+        """Delete the ledger of a stream that receives, and kill the stream's processes just before or just after."""
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        self._writers_by(deadline)
+        self._abort.wait(fault.aim)
+        if fault.pick < 0.5:
+            self._do_by(deadline, self._delete_ledger, "deleted")
+        groups = [*self._targets.find(Target.RECEIVER_JOB), *self._targets.find(Target.BATCH)]
+        for group in groups:
+            # A batch may end by itself just now.
+            with contextlib.suppress(TargetMissedError):
+                signals.kill(group)
+        if fault.pick >= 0.5:
+            self._do_by(deadline, self._delete_ledger, "deleted")
+        self._journal.injected(injection, [process.pid for group in groups for process in group])
+        began = time.monotonic()
+        if self._receives_by(began + _TIMEOUT_SECONDS):
+            self._journal.note(injection, f"the stream receives again after {time.monotonic() - began:.1f} s")
+            # Before it is lost once more.
+            self._abort.wait(fault.hold)
+        else:
+            self._journal.note(injection, f"the stream does not receive within {_TIMEOUT_SECONDS:g} s")
+
+    def _do_by(self, deadline: float, act: Callable[[], None], done: str) -> None:
+        while True:
+            try:
+                act()
+            except Exception as error:  # as its driver has it, while the database is down by another fault
+                if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                    raise TargetMissedError(f"the ledger could not be {done}: {error}") from error
+            else:
+                return
+
+    def _receives_by(self, deadline: float) -> bool:
+        while not self._targets.writers():
+            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                return False
+        return True
+
+    # --- what is around the processes: disks, their syncs, clocks
+
+    def _fill(self, fault: Fault, injection: Injection) -> None:
+        disk = self._disks.get(fault.kind.target)
+        if disk is None:
+            raise TargetMissedError("it is no small file system here")
+        with self._locks[fault.kind.target]:
+            deadline = time.monotonic() + _TIMEOUT_SECONDS
+            writers = self._writers_by(deadline)
+            if fault.kind.target is Target.LEDGER_DISK:
+                # It would go on for minutes in the space that its files have.
+                self._do_by(deadline, self._shrink_ledger, "shrunk")
+            with disk.full():
+                self._journal.injected(injection, [writer.pid for writer in writers])
+                self._watch(fault, injection)
+            self._journal.note(injection, f"has {disk.free >> 20} MiB again")
+
+    def _slow_down(self, fault: Fault, injection: Injection) -> None:
+        if self._syncs is None:
+            raise TargetMissedError("the run has no slow syncs")
+        least, most = _SYNC_SECONDS
+        seconds = least + fault.pick * (most - least)
+        with self._locks[fault.kind.target], self._syncs.slow(seconds):
+            deadline = time.monotonic() + _TIMEOUT_SECONDS
+            while not self._syncs.delayed:
+                self._wait(deadline, "nobody synced the log")
+            self._journal.injected(injection)
+            self._watch(fault, injection)
+            self._journal.note(injection, f"is over, after {self._syncs.delayed} syncs of {seconds:.1f} s")
+
+    def _start_with_clock(self, fault: Fault, injection: Injection) -> None:
+        """Have the receiver job start again with this clock, and in the end with the right one."""
+        if self._clock is None:
+            raise TargetMissedError("the run has no other clock")
+        with self._locks[fault.kind.target]:
+            deadline = time.monotonic() + _TIMEOUT_SECONDS
+            self._find(Target.RECEIVER_JOB, deadline)
+            with self._clock.wrong(fault.kind.action):
+                self._kill_jobs()
+                while not (writers := [one for one in self._targets.writers() if self._clock.is_of(one)]):
+                    self._wait(deadline, "nobody wrote to the log with this clock")
+                self._journal.injected(injection, [writer.pid for writer in writers])
+                self._watch(fault, injection)
+            self._kill_jobs()
+
+    def _kill_jobs(self) -> None:
+        for job in self._targets.find(Target.RECEIVER_JOB):
+            # It may end by itself just now.
+            with contextlib.suppress(TargetMissedError):
+                signals.kill(job)
+
+    def _writers_by(self, deadline: float) -> Group:
+        while not (writers := self._targets.writers()):
+            self._wait(deadline, "nobody wrote to the log")
+        return writers
+
+    def _wait(self, deadline: float, what: str) -> None:
+        if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+            raise TargetMissedError(f"{what} for {_TIMEOUT_SECONDS:g} s")
+
+    # --- what a person is shown
+
+    def _watch(self, fault: Fault, injection: Injection) -> None:
+        """Hold the fault, and see whether a person is shown the part that is hit with a remedy."""
+        until, words = time.monotonic() + fault.hold, WORDS[fault.kind.target]
         named = False
         while (left := until - time.monotonic()) > 0 and not self._abort.wait(min(_LOOK_SECONDS, left)):
             if self._look is None:
@@ -268,77 +380,14 @@ class FaultInjector:
                 named = True
                 seconds = fault.hold - (until - time.monotonic())
                 self._journal.note(injection, f"is shown after {seconds:.0f} s: {shown}")
-        if fault.kind.visible and fault.hold >= VISIBLE_SECONDS and self._look is not None and not named:
+        if fault.is_visible and self._look is not None and not named:
             self._note_unnamed(fault, injection)
 
     def _note_unnamed(self, fault: Fault, injection: Injection) -> None:
         """Record that nothing named the part; it counts if nothing else was to be shown at the same time."""
-        lacking = f"in {fault.hold:.0f} s nothing named {PART_BEHIND[fault.kind.target][0]} with a remedy"
+        lacking = f"in {fault.hold:.0f} s nothing named {WORDS[fault.kind.target].part[0]} with a remedy"
         if others := self._journal.others_at(injection):
             self._journal.note(injection, f"{lacking}; not counted, because of {', '.join(others)}")
             return
         injection.unnamed = lacking
         self._journal.note(injection, f"{lacking}; the last that was shown: {injection.shown[-1:]}")
-
-    # --- the ledger
-
-    def _lose_ledger(self, fault: Fault, injection: Injection) -> None:
-        """Delete the ledger of a stream that receives, and kill the stream's processes just before or just after."""
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        if not self._receives_by(deadline):
-            raise TargetMissedError(f"nobody wrote to the log for {_TIMEOUT_SECONDS:g} s")
-        self._abort.wait(fault.aim)
-        if fault.pick < 0.5:
-            self._delete_ledger_by(deadline)
-        groups = [*self._targets.find(Target.RECEIVER_JOB), *self._targets.find(Target.BATCH)]
-        for group in groups:
-            # A batch may end by itself just now.
-            with contextlib.suppress(TargetMissedError):
-                signals.kill(group)
-        if fault.pick >= 0.5:
-            self._delete_ledger_by(deadline)
-        self._journal.injected(injection, [process.pid for group in groups for process in group])
-        began = time.monotonic()
-        if self._receives_by(began + _TIMEOUT_SECONDS):
-            self._journal.note(injection, f"the stream receives again after {time.monotonic() - began:.1f} s")
-            # Before it is lost once more.
-            self._abort.wait(fault.hold)
-        else:
-            self._journal.note(injection, f"the stream does not receive within {_TIMEOUT_SECONDS:g} s")
-
-    def _delete_ledger_by(self, deadline: float) -> None:
-        while True:
-            try:
-                self._delete_ledger()
-            except Exception as error:  # as its driver has it, while the database is down by another fault
-                if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                    raise TargetMissedError(f"the ledger could not be deleted: {error}") from error
-            else:
-                return
-
-    def _receives_by(self, deadline: float) -> bool:
-        while not self._targets.writers():
-            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                return False
-        return True
-
-    # --- the disk
-
-    def _fill(self, fault: Fault, injection: Injection) -> None:
-        if self._disk is None:
-            raise TargetMissedError("the log has no small file system here")
-        with self._disk_lock:
-            deadline = time.monotonic() + _TIMEOUT_SECONDS
-            while not (writers := self._targets.writers()):
-                if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                    raise TargetMissedError("nobody wrote to the log")
-            try:
-                self._disk.fill()
-                self._journal.injected(injection, [writer.pid for writer in writers])
-                until = time.monotonic() + fault.hold
-                while time.monotonic() < until and not self._abort.wait(_REFILL_SECONDS):
-                    # Fill again, because space that cleanup has freed would let writers continue.
-                    self._disk.fill()
-            finally:
-                self._disk.empty()
-            self._journal.note(injection, f"has {self._disk.free >> 20} MiB again")

@@ -18,7 +18,7 @@ from tests.hammer.fault_injector import FaultInjector
 from tests.hammer.ground import Ground
 from tests.hammer.journal import Journal
 from tests.hammer.judgement import Judgement
-from tests.hammer.kinds import Fault, LedgerKind, Target
+from tests.hammer.kinds import Fault, LedgerKind
 from tests.hammer.load import Load
 from tests.hammer.onlooker import Onlooker
 from tests.hammer.pipeline import STREAM, TOPIC, records
@@ -37,7 +37,6 @@ _STALL_SECONDS = 600.0
 _LAST_LOAD_SECONDS = 10.0
 _ONE_JOB_SECONDS = 120.0
 _MAX_BATCHES = 100_000
-_NO_LEDGER_LINK = "a file of SQLite is not behind a network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,11 @@ def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
         keys=options.keys,
         network=options.schedule.network,
         brokers=options.schedule.brokers,
+        targets={fault.kind.target for fault in faults},
     )
-    if ground.network is not None and Target.LEDGER_LINK not in ground.links:
-        faults = [fault for fault in faults if fault.kind.target is not Target.LEDGER_LINK]
-        say(f"no link to the ledger: {_NO_LEDGER_LINK}")
-    if ground.disk is None:
-        faults = [fault for fault in faults if fault.kind.target is not Target.DISK]
-        say(f"no disk will be full: {ground.no_disk}")
+    faults = [fault for fault in faults if fault.kind.target not in ground.impossible]
+    for target, why in ground.impossible.items():
+        say(f"no fault of {target}: {why}")
     journal = Journal(ground.data / "faults.jsonl", say)
     began = time.monotonic()
     journal.say("starting Kafka, Elasticsearch, Postgres and Airflow" + (" and Spark" if ground.cluster else ""))
@@ -107,11 +104,14 @@ class _Run:
         self._injector = FaultInjector(
             targets=self._targets,
             services=self._services,
-            disk=ground.disk,
+            disks=ground.disks,
             delete_ledger=ground.delete_ledger,
+            shrink_ledger=ground.shrink_ledger,
             journal=journal,
             links=ground.links,
             leader=ground.leader,
+            syncs=ground.syncs,
+            clock=ground.clock,
             look=Onlooker(ground.shown_ledger_url, STREAM).look,
         )
         self._elasticsearch = ElasticsearchSide(ground.elasticsearch.url)
@@ -199,7 +199,7 @@ class _Run:
             receiver_jobs=self._targets.jobs(),
             fsck=run_fsck(self._ground.ledger_url, self._ground.airflow.environment()),
             broken_rules=list(map(str, broken_rules(self._ledger, STREAM))),
-            not_possible=[f"disk full: {self._ground.no_disk}"] if self._ground.disk is None else [],
+            not_possible=[f"{target}: {why}" for target, why in self._ground.impossible.items()],
             seconds=self.seconds,
         )
 

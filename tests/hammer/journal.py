@@ -75,7 +75,7 @@ class Journal:
         return injection
 
     def injected(self, injection: Injection, pids: Sequence[int] = ()) -> None:
-        """Record that the fault hit, and which processes; a fault of a link hits none."""
+        """Record that the fault hit, and which processes, if any."""
         injection.injected, injection.pids = self.now(), tuple(pids)
         some = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
         self.say(f"fault #{injection.fault}: {injection.kind}" + (f" (pid {some})" if some else ""))
@@ -83,7 +83,8 @@ class Journal:
     def others_at(self, injection: Injection) -> list[str]:
         """The names of other faults that could hide what this one, which still lasts, would have a person shown.
 
-        A killed part is away for longer than its fault lasts.
+        A killed part is away for longer than its fault lasts, and a batch that failed on a full disk stays failed until
+        it is run again.
         """
         since = self.now() if injection.injected is None else injection.injected
         with self._lock:

@@ -37,6 +37,12 @@ class Target(StrEnum):
     """Airflow's database, and the ledger's by default."""
     DISK = "disk"
     """The file system of the log."""
+    LEDGER_DISK = "ledger-disk"
+    """The file system of the ledger's database."""
+    SYNCS = "syncs"
+    """What makes the log's bytes durable, in all processes of Python."""
+    CLOCK = "clock"
+    """The clock of the receiver job, from its start on."""
     LEDGER = "ledger"
     """The ledger's database, and with it all processes of the stream, as when their host goes with its disk."""
     EXECUTOR = "executor"
@@ -60,7 +66,12 @@ class Target(StrEnum):
     @property
     def is_link(self) -> bool:
         """Whether it is a link of the network between two parts."""
-        return self in PART_BEHIND
+        return self in LINKS
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether only a run that asks for it has its faults: those of a host beside the log's full disk."""
+        return self in (Target.LEDGER_DISK, Target.SYNCS, Target.CLOCK)
 
 
 class Action(StrEnum):
@@ -90,6 +101,12 @@ class Action(StrEnum):
     """Data passes by a few bytes at a time."""
     FLAP = "flapping"
     """Cut and healed in turn, every second or so."""
+    SLOW = "slow"
+    """Each takes some seconds."""
+    HOUR_AHEAD = "an hour ahead"
+    HOUR_BEHIND = "an hour behind"
+    YEAR_AHEAD = "a year ahead"
+    YEAR_BEHIND = "a year behind"
 
 
 _SERVERS = frozenset(
@@ -106,12 +123,27 @@ _SERVERS = frozenset(
     }
 )
 
-PART_BEHIND: Mapping[Target, tuple[str, ...]] = {
-    Target.KAFKA_LINK: ("Kafka",),
-    Target.LEDGER_LINK: ("ledger", "Postgres"),
-    Target.SEARCH_LINK: ("Elasticsearch", "search server", "elasticsearch_default"),
+LINKS = (Target.KAFKA_LINK, Target.LEDGER_LINK, Target.SEARCH_LINK)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a person is shown of a part: one of the words for ``part``, and with them ``remedy``, or any remedy."""
+
+    part: tuple[str, ...]
+    remedy: str = ""
+
+
+WORDS: Mapping[Target, Words] = {
+    Target.KAFKA_LINK: Words(("Kafka",)),
+    Target.LEDGER_LINK: Words(("ledger", "Postgres")),
+    Target.SEARCH_LINK: Words(("Elasticsearch", "search server", "elasticsearch_default")),
+    Target.DISK: Words(("No space left on device",), "make room in the stream's storage"),
+    Target.LEDGER_DISK: Words(("disk of the ledger",), "Make room on"),
+    Target.SYNCS: Words(("a sync of the log takes",), "Look at the disk"),
+    Target.CLOCK: Words(("the ledger's clock",), "Correct the clock"),
 }
-"""The part behind each link, by the names that a person may be shown for it."""
+"""For a link, those of the part behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +162,8 @@ class Kind:
     action: Action
     holds: tuple[Seconds, ...] = (Seconds(0, 0),)
     cluster_only: bool = False
-    visible: bool = False
-    """Whether a stream that suffers from it for `VISIBLE_SECONDS` has to name the part and a remedy."""
+    visible_after: float | None = None
+    """A stream that suffers from it for so many seconds or longer has to name the part and a remedy."""
 
     @property
     def name(self) -> str:
@@ -139,8 +171,10 @@ class Kind:
         return f"{self.target} {self.action}"
 
 
-VISIBLE_SECONDS = 45.0
-"""A fault that lasts longer is one that a person sees: a lease of 30 s ends within it, and a batch of 30 s is due."""
+# A fault that lasts longer is one that a person sees: a lease of 30 s ends within it, and a batch of 30 s is due.
+_VISIBLE_SECONDS = 45.0
+# One that the receivers report: with their heartbeats, of which there are several within it.
+_REPORTED_SECONDS = 25.0
 _DOWN = (Seconds(1, 5), Seconds(5, 25))
 _HUNG = (Seconds(2, 6), Seconds(15, 35))
 # Leases: a receiver's has 10 s, those of a receiver job and of an attempt at a batch 30 s. A zombie comes back later.
@@ -187,20 +221,26 @@ KINDS: tuple[Kind, ...] = (
     Kind(Target.POSTGRES, Action.KILL, _DOWN),
     Kind(Target.POSTGRES, Action.HANG, _HUNG),
     Kind(Target.POSTGRES, Action.RESTART, _DOWN),
-    Kind(Target.DISK, Action.FILL, (Seconds(10, 20), Seconds(30, 60))),
+    Kind(Target.DISK, Action.FILL, (Seconds(10, 20), Seconds(30, 60)), visible_after=_REPORTED_SECONDS),
     Kind(Target.LEDGER, Action.DELETE, (Seconds(1, 5), Seconds(20, 60))),
     Kind(Target.EXECUTOR, Action.KILL, cluster_only=True),
     Kind(Target.EXECUTOR, Action.HANG, _PAST_A_RECEIVERS_LEASE, cluster_only=True),
     Kind(Target.WORKER, Action.KILL, _DOWN, cluster_only=True),
     Kind(Target.WORKER, Action.RESTART, _DOWN, cluster_only=True),
     *(
-        Kind(link, action, _IN_A_LINK, visible=visible)
-        for link in (Target.KAFKA_LINK, Target.LEDGER_LINK, Target.SEARCH_LINK)
+        Kind(link, action, _IN_A_LINK, visible_after=_VISIBLE_SECONDS if visible else None)
+        for link in LINKS
         for action, visible in _LINK_FAULTS
     ),
-    *(Kind(link, Action.RESET) for link in (Target.KAFKA_LINK, Target.LEDGER_LINK, Target.SEARCH_LINK)),
+    *(Kind(link, Action.RESET) for link in LINKS),
     Kind(Target.LEADER, Action.KILL, _DOWN),
     Kind(Target.LEADER, Action.HANG, _HUNG),
+    Kind(Target.LEDGER_DISK, Action.FILL, (Seconds(10, 20), Seconds(46, 60)), visible_after=_VISIBLE_SECONDS),
+    Kind(Target.SYNCS, Action.SLOW, (Seconds(5, 15), Seconds(46, 60)), visible_after=_VISIBLE_SECONDS),
+    *(
+        Kind(Target.CLOCK, action, (Seconds(46, 60),), visible_after=_VISIBLE_SECONDS)
+        for action in (Action.HOUR_AHEAD, Action.HOUR_BEHIND, Action.YEAR_AHEAD, Action.YEAR_BEHIND)
+    ),
 )
 
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
@@ -218,6 +258,11 @@ class Fault:
     aim: float
     hold: float
     pick: float
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether it lasts so long that the part and a remedy have to be shown."""
+        return self.kind.visible_after is not None and self.hold >= self.kind.visible_after
 
     def __str__(self) -> str:
         held = f" for {self.hold:.1f} s" if self.hold else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.hammer.kinds import Words
+
 from headrace.errors import HeadraceError
 
 
@@ -15,9 +17,10 @@ class Shown:
     reason: str
     remedy: str | None
 
-    def names(self, words: tuple[str, ...]) -> bool:
+    def names(self, words: Words) -> bool:
         """Whether it names a part by one of these words, and says what to do."""
-        return self.remedy is not None and any(word.lower() in self.reason.lower() for word in words)
+        named = any(word.lower() in self.reason.lower() for word in words.part)
+        return named and self.remedy is not None and words.remedy in self.remedy
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason} -> {self.remedy}"

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.hammer.errors import HammerError
 from tests.hammer.kinds import KINDS, Fault, Kind, Target
 
 # A batch's process lives for some seconds; a fault may come at any time within them.
@@ -17,7 +18,8 @@ _FIRST_SECONDS = 5.0
 class ScheduleOptions:
     """``pace`` is the mean number of seconds between two faults; ``only`` the targets to hit, all if empty.
 
-    ``network`` adds the faults of the links, several ``brokers`` those of a leader.
+    ``network`` adds the faults of the links, several ``brokers`` those of a leader, ``host`` those of a host, which
+    ``only`` may name without it.
     """
 
     seed: int
@@ -25,6 +27,7 @@ class ScheduleOptions:
     pace: float = 20.0
     cluster: bool = False
     network: bool = False
+    host: bool = False
     brokers: int = 1
     only: frozenset[Target] = frozenset()
 
@@ -33,9 +36,14 @@ def make_schedule(options: ScheduleOptions) -> list[Fault]:
     """All faults of a run, in order.
 
     Every kind comes once before any comes twice, so a long run has all kinds about equally often.
+
+    Raises:
+        HammerError: a run with these options has no faults.
     """
     chance = random.Random(options.seed)
     kinds = kinds_of(options)
+    if not kinds:
+        raise HammerError(f"Only {', '.join(sorted(options.only))}: a run with these options has no such faults.")
     faults: list[Fault] = []
     deck: list[Kind] = []
     at = _FIRST_SECONDS
@@ -69,4 +77,9 @@ def _possible(kind: Kind, options: ScheduleOptions) -> bool:
         return options.network
     if kind.target is Target.LEADER:
         return options.brokers > 1
+    if kind.target is Target.CLOCK and options.cluster:
+        # Its receivers are in executors, which the job does not start.
+        return False
+    if kind.target.is_of_host:
+        return options.host or kind.target in options.only
     return options.cluster or not kind.cluster_only

@@ -390,6 +390,22 @@ def slow_parts(receivers: Iterable[ReceiverRow]) -> list[SlowPart]:
     return list(worst.values())
 
 
+CLOCK_AHEAD = "clock_ahead_seconds"
+"""In a receiver's stats: by how much its host's clock is ahead of the ledger's; negative if it is behind."""
+# From this difference on, a clock is or was wrong, not just not quite that of the ledger.
+_CLOCKS_DIFFER_SECONDS = 60.0
+
+
+def differing_clock(receivers: Iterable[ReceiverRow]) -> tuple[ReceiverRow, float] | None:
+    """Return the receiver whose host's clock differs most from the ledger's, and by how much; None if none does."""
+    differing = [
+        (row, float(ahead))
+        for row in receivers
+        if abs(ahead := row.stats.get(CLOCK_AHEAD) or 0.0) >= _CLOCKS_DIFFER_SECONDS
+    ]
+    return max(differing, key=lambda found: abs(found[1]), default=None)
+
+
 # Runs are too slow if this many batches in a row began late: a single late start is caught up.
 _SLOW_BATCHES = 5
 _ALLOCATED = [state for state in BatchState if state is not BatchState.ABSORBED]

@@ -22,6 +22,7 @@ from headrace.ledger.states import EventKind, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.event_times import EndOffsetTracker
 from headrace.receiver.garbage_collection import OccasionalCollection
+from headrace.receiver.health import CLOCK_AHEAD
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.receiver import ReceivingError
 from headrace.receiver.receiver_stats import ReceiverStats
@@ -178,6 +179,7 @@ class Heartbeat:
 
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._generator.queued)
+        stats[CLOCK_AHEAD] = round((self._clock.now_ms() - self._ledger_clock.now_ms()) / 1000)
         sealed = self._generator.sealed_through_ms()
         drained = None if self._end_offsets is None else self._end_offsets.drained()
         asked_at = self._clock.monotonic()

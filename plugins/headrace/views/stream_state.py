@@ -20,6 +20,7 @@ from headrace.receiver.health import (
     InputProblem,
     Part,
     SlowPart,
+    differing_clock,
     input_problems,
     open_transactions,
     slow_parts,
@@ -170,6 +171,7 @@ def judge(evidence: Evidence) -> list[Finding]:
         *_behind(evidence),
         *_paused(evidence),
         *_stopped(evidence),
+        *_clocks(evidence),
         *_dead_letters(evidence),
     ]
     findings.sort(key=lambda finding: (order.index(finding.state), -finding.newest_ms))
@@ -624,6 +626,20 @@ def _stopped(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         State.STOPPED, f"A person has stopped it; nothing is received.{left}", "Start it to receive again.", since_ms
     )
+
+
+def _clocks(evidence: Evidence) -> Iterator[Finding]:
+    now_ms = evidence.overview.now_ms
+    found = differing_clock(receiver for receiver in evidence.overview.receivers if receiver.alive(now_ms))
+    if found is not None:
+        receiver, ahead = found
+        yield Finding(
+            State.WELL,
+            f"The clock of {receiver.host}, where receiver {receiver.receiver_id} runs, is "
+            f"{readable_seconds(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the ledger's clock.",
+            "Correct the clock of that host, or of the ledger's database if that one is wrong. Batch times are by the "
+            "ledger's clock, whatever that of the host is.",
+        )
 
 
 def _dead_letters(evidence: Evidence) -> Iterator[Finding]:

@@ -1,18 +1,24 @@
-"""A server that does nothing, but is a real process under its guard."""
+"""A server that does nothing, but is a real process under its guard, and what faults find and show."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.hammer.journal import Journal
+from tests.hammer.kinds import BY_NAME, Fault, Target
 from tests.hammer.link import Link
+from tests.hammer.onlooker import Shown
+from tests.hammer.target_processes import Group, TargetProcesses
 
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
 from headrace.devstack.server import Server
@@ -72,6 +78,39 @@ class Echo:
                 return
 
 
+class Found(TargetProcesses):
+    """Finds what it is told."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+
+    def find(self, target: Target) -> list[Group]:
+        return self.groups
+
+    def writers(self) -> list[psutil.Process]:
+        return [process for (process,) in self.groups if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def fault(name: str, *, hold: float = 0.0) -> Fault:
+    """One that is visible after a tenth of a second, if it ever is."""
+    kind = BY_NAME[name]
+    if kind.visible_after is not None:
+        kind = replace(kind, visible_after=0.1)
+    return Fault(number=1, at=0.0, kind=kind, aim=0.0, hold=hold, pick=0.0)
+
+
+class Pages:
+    """Shows one text."""
+
+    def __init__(self, shown: Shown) -> None:
+        self.shown = shown
+        self.looks = 0
+
+    def look(self) -> Shown:
+        self.looks += 1
+        return self.shown
+
+
 @pytest.fixture
 def echo() -> Iterator[Echo]:
     """Running."""
@@ -104,6 +143,26 @@ def lines() -> list[str]:
 def journal(tmp_path: Path, lines: list[str]) -> Journal:
     """Kept in journal.jsonl."""
     return Journal(tmp_path / "journal.jsonl", lines.append)
+
+
+@pytest.fixture
+def targets() -> Found:
+    """Nobody yet."""
+    return Found()
+
+
+@pytest.fixture
+def process() -> Iterator[psutil.Process]:
+    """A target."""
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]) as started:
+        yield psutil.Process(started.pid)
+        started.kill()
+
+
+@pytest.fixture
+def pages() -> Pages:
+    """All is well."""
+    return Pages(Shown("well", "All is well.", None))
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:

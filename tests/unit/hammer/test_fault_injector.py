@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,35 +16,11 @@ from tests.hammer import services as services_module
 from tests.hammer.errors import TargetMissedError
 from tests.hammer.fault_injector import FaultInjector
 from tests.hammer.journal import Journal
-from tests.hammer.kinds import BY_NAME, KINDS, Fault, Kind, Target
+from tests.hammer.kinds import KINDS, Kind, Target
 from tests.hammer.link import Link
 from tests.hammer.onlooker import Shown
 from tests.hammer.services import Services
-from tests.hammer.target_processes import Group, TargetProcesses
-from tests.unit.hammer.conftest import Sleeper, wait_until
-
-
-class Found(TargetProcesses):
-    """Finds what it is told."""
-
-    def __init__(self) -> None:
-        self.groups: list[Group] = []
-
-    def find(self, target: Target) -> list[Group]:
-        return self.groups
-
-    def writers(self) -> list[psutil.Process]:
-        return [process for (process,) in self.groups if process.status() != psutil.STATUS_ZOMBIE]
-
-
-def fault(kind: str, *, hold: float = 0.0) -> Fault:
-    return Fault(number=1, at=0.0, kind=BY_NAME[kind], aim=0.0, hold=hold, pick=0.0)
-
-
-@pytest.fixture
-def targets() -> Found:
-    """Nobody yet."""
-    return Found()
+from tests.unit.hammer.conftest import Found, Pages, Sleeper, fault, wait_until
 
 
 @pytest.fixture
@@ -56,8 +29,9 @@ def injector(targets: Found, server: Sleeper, journal: Journal, ledger: Path) ->
     return FaultInjector(
         targets=targets,
         services=Services({server.name: server}, journal),
-        disk=None,
+        disks={},
         delete_ledger=ledger.unlink,
+        shrink_ledger=lambda: None,
         journal=journal,
     )
 
@@ -66,14 +40,6 @@ def injector(targets: Found, server: Sleeper, journal: Journal, ledger: Path) ->
 def ledger(tmp_path: Path) -> Path:
     """Its database."""
     return tmp_path / "ledger.db"
-
-
-@pytest.fixture
-def process() -> Iterator[psutil.Process]:
-    """A target."""
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]) as started:
-        yield psutil.Process(started.pid)
-        started.kill()
 
 
 def test_kill_9_of_a_server_and_its_start_afterwards(injector: FaultInjector, server: Sleeper, tmp_path: Path) -> None:
@@ -205,36 +171,18 @@ def test_without_a_small_disk_a_full_one_is_a_miss(injector: FaultInjector) -> N
     assert not injector.inject(fault("disk full")).hit
 
 
-class Pages:
-    """Shows one text."""
-
-    def __init__(self, shown: Shown) -> None:
-        self.shown = shown
-        self.looks = 0
-
-    def look(self) -> Shown:
-        self.looks += 1
-        return self.shown
-
-
-@pytest.fixture
-def pages() -> Pages:
-    """All is well."""
-    return Pages(Shown("well", "All is well.", None))
-
-
 @pytest.fixture
 def of_links(
     targets: Found, journal: Journal, link: Link, pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> FaultInjector:
     """With a link to Kafka."""
     monkeypatch.setattr(fault_injector, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(fault_injector, "VISIBLE_SECONDS", 0.1)
     return FaultInjector(
         targets=targets,
         services=Services({}, journal),
-        disk=None,
+        disks={},
         delete_ledger=lambda: None,
+        shrink_ledger=lambda: None,
         journal=journal,
         links={Target.KAFKA_LINK: [link]},
         look=pages.look,
@@ -298,6 +246,7 @@ def test_a_fault_that_lasts_has_to_be_shown_with_its_part_and_a_remedy(
     ("other", "ended", "counts"),
     [
         ("batch kill -9", True, False),
+        ("disk full", True, False),
         ("kafka SIGSTOP", False, False),
         ("ledger-link cut", False, False),
         ("ledger-link cut", True, True),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.hammer.brokers import further_brokers
-from tests.hammer.kinds import PART_BEHIND, Target
+from tests.hammer.kinds import LINKS, Target
 from tests.hammer.network import Network
 
 from headrace.devstack.kafka import KafkaServer
@@ -25,7 +25,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
 def test_airflows_connections_lead_to_the_links_and_the_stacks_own_past_them(stack: Stack) -> None:
     assert stack.kafka and stack.elasticsearch and stack.postgres and stack.airflow
     network = Network(stack, [stack.kafka], ledger=True)
-    assert set(network.links) == set(PART_BEHIND)
+    assert set(network.links) == set(LINKS)
     connections = stack.airflow.connections
     (kafka,), (search,), (ledger,) = (
         network.links[target] for target in (Target.KAFKA_LINK, Target.SEARCH_LINK, Target.LEDGER_LINK)

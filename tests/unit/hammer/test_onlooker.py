@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.hammer.kinds import Words
 from tests.hammer.onlooker import Onlooker, Shown
 
 
@@ -18,10 +19,15 @@ from tests.hammer.onlooker import Onlooker, Shown
     ],
 )
 def test_a_part_is_named_only_with_a_remedy(reason: str, remedy: str | None, named: bool) -> None:
-    assert Shown("failing", reason, remedy).names(("Kafka",)) is named
+    assert Shown("failing", reason, remedy).names(Words(("Kafka",))) is named
+
+
+@pytest.mark.parametrize(("remedy", "named"), [("Make room on that disk.", True), ("Start it.", False)])
+def test_a_part_may_have_to_be_named_with_a_certain_remedy(*, remedy: str, named: bool) -> None:
+    assert Shown("failing", "The disk is full", remedy).names(Words(("disk",), "Make room")) is named
 
 
 def test_a_ledger_that_cannot_be_read_is_shown_with_its_remedy(tmp_path: Path) -> None:
     shown = Onlooker(f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}", "hammer").look()
     assert shown.state == "error"
-    assert shown.names(("ledger",)), shown
+    assert shown.names(Words(("ledger",))), shown

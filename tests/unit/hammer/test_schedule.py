@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.hammer.kinds import KINDS, PART_BEHIND, VISIBLE_SECONDS, Action, Target
+from tests.hammer.errors import HammerError
+from tests.hammer.kinds import KINDS, LINKS, WORDS, Action, Target
 from tests.hammer.schedule import ScheduleOptions, kinds_of, make_schedule
 
 
@@ -22,7 +23,9 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
     assert make_schedule(ScheduleOptions(seed=3, minutes=60))[: len(short)] == short
 
 
-@pytest.mark.parametrize("more", [{}, {"cluster": True}, {"network": True}, {"network": True, "brokers": 3}])
+@pytest.mark.parametrize(
+    "more", [{}, {"cluster": True}, {"network": True}, {"network": True, "brokers": 3}, {"host": True}]
+)
 def test_each_kind_comes_once_before_one_comes_twice(more: dict[str, Any]) -> None:
     options = ScheduleOptions(seed=1, minutes=120, **more)
     faults = make_schedule(options)
@@ -87,7 +90,7 @@ def test_links_are_hit_by_each_fault_of_a_network_and_only_where_a_run_asks_for_
         Action.TRICKLE,
         Action.FLAP,
     }
-    for link in PART_BEHIND:
+    for link in LINKS:
         options = ScheduleOptions(seed=5, minutes=60, network=True, only=frozenset({link}))
         assert {fault.kind.action for fault in make_schedule(options)} == faults
     assert not any(fault.kind.target.is_link for fault in make_schedule(ScheduleOptions(seed=5, minutes=60)))
@@ -101,4 +104,22 @@ def test_a_leader_is_hit_only_among_several_brokers() -> None:
 
 def test_each_fault_that_has_to_be_seen_lasts_long_enough_at_times() -> None:
     for kind in KINDS:
-        assert not kind.visible or any(held.least > VISIBLE_SECONDS for held in kind.holds)
+        if kind.visible_after is not None:
+            assert any(held.least > kind.visible_after for held in kind.holds)
+            assert kind.target in WORDS
+
+
+def test_a_hosts_faults_are_injected_only_where_a_run_asks_for_them() -> None:
+    of_host = {Target.LEDGER_DISK, Target.SYNCS, Target.CLOCK}
+    assert not of_host & {kind.target for kind in kinds_of(ScheduleOptions(seed=5, minutes=60))}
+    assert of_host < {kind.target for kind in kinds_of(ScheduleOptions(seed=5, minutes=60, host=True))}
+    for target in of_host:
+        only = kinds_of(ScheduleOptions(seed=5, minutes=60, only=frozenset({target})))
+        assert {kind.target for kind in only} == {target}
+    clocks = kinds_of(ScheduleOptions(seed=5, minutes=60, host=True, cluster=True))
+    assert Target.CLOCK not in {kind.target for kind in clocks}
+
+
+def test_a_run_that_would_have_no_fault_is_refused() -> None:
+    with pytest.raises(HammerError, match="Only leader"):
+        make_schedule(ScheduleOptions(seed=5, minutes=60, only=frozenset({Target.LEADER})))

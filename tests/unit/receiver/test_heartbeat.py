@@ -50,7 +50,11 @@ class Setting:
         stats: Any = SimpleNamespace(collect=lambda *_: {})
         generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: self.sealed_ms)
         pausing: Any = SimpleNamespace(poll=lambda: False, report=lambda: None, reason=None)
-        ledger_clock: Any = SimpleNamespace(observe=lambda *_: None)
+        self.ledger_ahead_ms = 0
+        self.stats: dict[str, object] = {}
+        ledger_clock: Any = SimpleNamespace(
+            observe=lambda *_: None, now_ms=lambda: self.clock.now_ms() + self.ledger_ahead_ms
+        )
         context: Any = SimpleNamespace(
             ledger=ledger, clock=self.clock, stream=SimpleNamespace(batch_interval_ms=10_000)
         )
@@ -66,9 +70,10 @@ class Setting:
             recreated=lambda _: next(self.answers),
         )
 
-    def _beat(self, *_: object, sealed_through_ms: int, **__: object) -> ReceiverOrders:
+    def _beat(self, *_: object, sealed_through_ms: int, stats: dict[str, object], **__: object) -> ReceiverOrders:
         if not self.is_available:
             raise LedgerUnavailableError("no answer")
+        self.stats = stats
         self.reported_sealed_ms.append(sealed_through_ms)
         return ReceiverOrders({}, frozenset(), False, 0, 0)
 
@@ -109,6 +114,13 @@ def test_a_batch_does_not_wait_for_the_next_second_once_its_blocks_are_stored(se
     setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
     assert heartbeat.tick()
     assert setting.reported_sealed_ms == [49_700, 50_100, 50_300]
+
+
+@pytest.mark.parametrize(("ledger_ahead_ms", "ahead"), [(0, 0), (-3_600_000, 3_600), (31_536_000_400, -31_536_000)])
+def test_the_difference_of_the_clocks_is_reported(setting: Setting, ledger_ahead_ms: int, ahead: int) -> None:
+    setting.ledger_ahead_ms = ledger_ahead_ms
+    setting.heartbeat.tick()
+    assert setting.stats["clock_ahead_seconds"] == ahead
 
 
 def test_a_ledger_that_does_not_answer_is_asked_once_a_second_though_a_batch_waits(setting: Setting) -> None:

@@ -522,6 +522,26 @@ def test_what_is_slow_to_store_is_named_with_its_seconds(running: Shop, part: st
     assert reason[2:] in (summary.remedy or "")
 
 
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [(3_600, "is 1 h ahead of the ledger's clock"), (-31_536_000, "is 365 d behind the ledger's clock")],
+)
+def test_a_clock_that_differs_from_the_ledgers_is_named(running: Shop, ahead: int, said: str) -> None:
+    running.beat(clock_ahead_seconds=ahead)
+    summary = running.summary()
+    assert said in summary.reason
+    assert "receiver shop/records/0" in summary.reason
+    assert "Correct the clock of that host" in (summary.remedy or "")
+    running.beat(clock_ahead_seconds=59 if ahead > 0 else -59)
+    assert "clock" not in running.summary().reason
+
+
+def test_the_clock_of_a_host_that_is_gone_is_not_named(running: Shop) -> None:
+    running.beat(clock_ahead_seconds=3_600)
+    silent_receiver(running)
+    assert "clock" not in " ".join([running.summary().reason, *running.summary().also])
+
+
 def test_a_part_that_is_as_slow_as_usual_is_not_named(running: Shop) -> None:
     running.beat(total_lag=5_000, lag_seconds=200.0, log_write_seconds=1.2, ledger_transaction_seconds=0.1)
     summary = running.summary()
