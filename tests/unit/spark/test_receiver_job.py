@@ -155,7 +155,7 @@ def test_a_job_shows_a_sign_of_life_before_spark_starts(
     assert ReceiverProcess(context, revision=1, holder="a test").run() == 0
 
 
-def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_starts(
+def test_a_ledger_that_is_away_fails_no_job_that_starts(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next job would have to start Spark first."""
