@@ -41,15 +41,16 @@ _GIVEN = (
     "SELECT name, setting FROM pg_settings WHERE name = ANY(%s) "
     "AND source IN ('client', 'user', 'database', 'database user')"
 )
-# Defaults for libpq, which the URL can override. A dead host is detected within half a minute.
+# Defaults for libpq, which the URL can override. A dead host is detected within 16 s, and so is a connection that a
+# firewall has forgotten: a block that waits for its answer is then stored by another one within 20 s.
 _LIBPQ: dict[str, Any] = {
     "application_name": "headrace",
     "connect_timeout": 10,
     "keepalives": 1,
-    "keepalives_idle": 15,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 15_000,
 }
 # After a switchover the connection leads to a server that is now a standby.
 _READ_ONLY = "25006"

@@ -41,10 +41,11 @@ RENEW_SECONDS = 5.0
 _CANCEL_SECONDS = 10.0
 # Cancelling can hang on a lost executor, and the ledger's calls on a lost server.
 _END_SECONDS = 30.0
-# How long a regularly stopped job tries to record this in a ledger that does not answer. If it cannot, it counts as
-# dead, and its task in Airflow as failed.
-_RELEASE_SECONDS = 300.0
-_RELEASE_PERIOD_SECONDS = 2.0
+# How long a job waits for a ledger that does not answer, at its start, and when it has to record that it has stopped. A
+# job that starts would otherwise fail, and the next one would first have to start Spark. A job that has stopped counts
+# as dead then, and its task in Airflow as failed.
+_PATIENCE_SECONDS = 300.0
+_REPEAT_SECONDS = 2.0
 ERROR_CHARACTERS = 2_000
 # How long the end of a stopped job waits for listeners, before their cursors are written.
 _LISTENERS_SECONDS = 10.0
@@ -85,7 +86,7 @@ class ReceiverJob:
         try:
             self._listeners = JobListeners(self._context, self._lease, partial(add_py_files, self._stream))
             self._listeners.start()
-            self._check_storage()
+            self._until_answered(self._check_storage, _PATIENCE_SECONDS, "the job waits with its start")
             threading.Thread(target=self._check_inputs, name="headrace-check", daemon=True).start()
             report = self._track(*self._join(open_application))
             if report.end in (TrackerEnd.STOPPED, TrackerEnd.FORCED):
@@ -127,7 +128,11 @@ class ReceiverJob:
         with Renewing(self._renew, self._lease.lease_ms):
             self._application = open_application()
         application, self._launcher = self._application.join(self._stream)
-        self._ledger.jobs.update(self._lease, state=JobState.RUNNING, attributes=application.attributes())
+
+        def running() -> None:
+            self._ledger.jobs.update(self._lease, state=JobState.RUNNING, attributes=application.attributes())
+
+        self._until_answered(running, _PATIENCE_SECONDS, "the job waits with its receivers")
         return application, self._launcher
 
     def _track(self, application: ReceiverApplication, launcher: SparkReceiverLauncher) -> TrackerReport:
@@ -163,7 +168,7 @@ class ReceiverJob:
 
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
         """End the receivers, the listeners, then the lease. A step that fails does not prevent the next one."""
-        release_seconds = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
+        release_seconds = _PATIENCE_SECONDS if state is JobState.STOPPED else 0.0
         most = _END_SECONDS + _LISTENERS_SECONDS + LAST_SAVE_SECONDS + release_seconds
         ending = threading.Timer(most, self._end_hangs, (exit_code,))
         ending.daemon = True
@@ -191,17 +196,25 @@ class ReceiverJob:
 
     def release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
         """End the lease, with retries for ``release_seconds`` while the ledger does not answer."""
-        until = time.monotonic() + release_seconds
+
+        def release() -> None:
+            with contextlib.suppress(LeaseLostError):
+                self._ledger.jobs.release(self._lease, state, error)
+
+        self._until_answered(release, release_seconds, "the job's end is not recorded yet")
+
+    def _until_answered(self, step: Callable[[], object], seconds: float, so: str) -> None:
+        """Repeat ``step`` for ``seconds`` while the ledger does not answer; ``so`` is the consequence, for the log."""
+        until = time.monotonic() + seconds
         while True:
             try:
-                with contextlib.suppress(LeaseLostError):
-                    self._ledger.jobs.release(self._lease, state, error)
+                step()
                 return
             except LedgerUnavailableError as unavailable:
                 if time.monotonic() >= until:
                     raise
-                logger.warning("the ledger does not answer, so the job's end is not recorded yet: %s", unavailable)
-                time.sleep(_RELEASE_PERIOD_SECONDS)
+                logger.warning("the ledger does not answer, so %s: %s", so, unavailable)
+                time.sleep(_REPEAT_SECONDS)
 
     def _renew(self) -> None:
         self._ledger.jobs.renew(self._lease)

@@ -74,8 +74,9 @@ FIRST_POLL_SECONDS = 1.0
 _FIRST_POLL_EVERY = 0.1
 # How often a watcher retries a ledger that has another version or does not exist yet, in seconds.
 _RETRY_SECONDS = 30.0
-# The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles.
-_LONGEST_PAUSE = 30.0
+# The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles. When
+# the ledger answers again, a batch that waits for its blocks goes on within this time.
+_LONGEST_PAUSE = 5.0
 
 
 class LedgerTrigger(BaseTrigger):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure, headline
-from headrace.ledger.batch_tables import AttemptRow
+from headrace.ledger.batch_tables import AttemptRow, BatchRow
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import BatchState, DesiredState
@@ -88,7 +88,8 @@ class Evidence:
 
     ``unfinished`` are the batches that `unfinished_of` finds, ``failed`` the failed ones of the overview's ``recent``.
     ``write_refusal``: why the ledger cannot be written. ``facts`` is what Airflow says of the two DAGs; it lacks a DAG
-    of which nothing is known.
+    of which nothing is known. ``tried_again`` returns when the repair tries a batch again, as the end of a sentence;
+    None if that is not known.
     """
 
     overview: StreamOverview
@@ -99,6 +100,7 @@ class Evidence:
     batch_dag_id: str = ""
     receiver_dag_id: str = ""
     facts: Mapping[str, DagFacts] = field(default_factory=dict)
+    tried_again: Callable[[BatchRow], str | None] = lambda _: None
 
     @property
     def stopped(self) -> bool:
@@ -297,10 +299,12 @@ def _failing_batches(evidence: Evidence, group: Sequence[Unfinished], more: int)
             _failed_ms(newest),
         )
     if _passed(evidence, first):
+        when = None if others or first.batch is None else evidence.tried_again(first.batch)
+        again = "them again" if others else "it again" if when is None else f"it again {when}"
         return Finding(
             State.FALLING_BEHIND,
             f"{batches} failed, last at {time_text(_failed_ms(newest))}. Later batches have completed since, so the "
-            f"repair runs {'them' if others else 'it'} again. The error was: {error}",
+            f"repair runs {again}. The error was: {error}",
             None,
             since_ms,
             details,
@@ -314,14 +318,15 @@ def _failing_batches(evidence: Evidence, group: Sequence[Unfinished], more: int)
     return Finding(
         State.FAILING,
         f"{batches}{known} {doing}{tries}, first at {time_text(since_ms)}: {error}",
-        _AGAIN if first.completed_before else _remedy_of(newest.failed),
+        _AGAIN if first.completed_before else _remedy_of(evidence, first, newest.failed),
         since_ms,
         details,
         _failed_ms(newest),
     )
 
 
-def _remedy_of(failed: Sequence[AttemptRow]) -> str:
+def _remedy_of(evidence: Evidence, first: Unfinished, failed: Sequence[AttemptRow]) -> str:
+    """What to do about batches of which ``first`` is the first, by the attempts of the one that ``failed`` last."""
     kind = failed[-1].attributes.get(FAILURE) if failed else None
     if kind == Failure.CODE.value:
         return (
@@ -330,9 +335,11 @@ def _remedy_of(failed: Sequence[AttemptRow]) -> str:
         )
     if kind == Failure.FINAL.value:
         return "Stored data is missing or damaged: `headrace streams fsck` names it. Repair it, or abandon the batch."
+    when = None if first.batch is None else evidence.tried_again(first.batch)
+    again = "the batch again by itself" if when is None else f"batch {time_text(first.batch_time_ms)} again {when}"
     return (
-        "Correct the cause that the error names. The repair tries the batch again by itself, or run it again. If it "
-        "can never succeed, abandon it."
+        f"Correct the cause that the error names. The repair tries {again}, or run it again. If it can never succeed, "
+        "abandon it."
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from headrace.batch.next_try import NextTries
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.errors import LedgerUnavailableError
@@ -154,9 +155,17 @@ class StreamList(View):
 
 
 def summarize(ledger: Ledger, row: StreamRow, place: Placed, facts: Mapping[str, DagFacts]) -> StreamSummary:
-    """Judge the stream by its ledger and by what Airflow says of its DAGs."""
-    (summary,) = summaries(ledger, [(row, place)], facts)
-    return summary
+    """Judge the stream by its ledger and by what Airflow says of its DAGs. Unlike `summaries` it also finds out when a
+    failed batch is tried again."""
+
+    def tried_again(batch: BatchRow) -> str | None:
+        tries = NextTries(ledger, row.name)
+        following = tries.of(batch)
+        return None if following is None else following.text(tries.now_ms)
+
+    (overview,) = ledger.overviews.of([row], POINTS)
+    refusals = ledger.overviews.write_refusals([row.name] if _is_silent(overview) else [])
+    return _summary(overview, place, facts, refusals.get(row.name), tried_again)
 
 
 def summaries(
@@ -182,6 +191,7 @@ def _summary(
     place: Placed,
     facts: Mapping[str, DagFacts],
     write_refusal: LedgerUnavailableError | None,
+    tried_again: Callable[[BatchRow], str | None] = lambda _: None,
 ) -> StreamSummary:
     now = numbers(overview.receivers, overview.now_ms)
     unfinished = [*unfinished_of(overview)]
@@ -194,6 +204,7 @@ def _summary(
         batch_dag_id=place.batch_dag_id,
         receiver_dag_id=place.receiver_dag_id,
         facts=facts,
+        tried_again=tried_again,
     )
     first, *others = judge(evidence)
     completed = overview.last_completed

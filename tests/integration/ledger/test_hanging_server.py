@@ -109,4 +109,4 @@ def test_the_bounds_of_the_url_win_over_the_ledgers(ledger: Ledger) -> None:
         "statement_timeout": "1s", "lock_timeout": "20s", "idle_in_transaction_session_timeout": "1min"
     }  # fmt: skip
     assert seconds == 6
-    assert (parameters["connect_timeout"], parameters["tcp_user_timeout"]) == ("2", "30000")
+    assert (parameters["connect_timeout"], parameters["tcp_user_timeout"]) == ("2", "15000")

@@ -15,11 +15,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect
+from sqlalchemy import inspect, make_url
+from sqlalchemy.exc import OperationalError
 from tests.unit.ledger.next_schema import NEWER, OLDER, install_next_schema
 
 from headrace.blocks import TopicPartition
@@ -36,6 +38,7 @@ from headrace.ledger.database import (
 from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
 from headrace.ledger.model import Model
+from headrace.ledger.postgres_engine import BoundedConnection, postgres_engine
 
 SECRET = "hunter2"
 STREAM = {"batch_interval_ms": 1000, "block_interval_ms": 200}
@@ -93,6 +96,24 @@ def test_the_password_of_a_connection_is_used_and_never_shown(monkeypatch: pytes
         Ledger.open("connection:ledger")
     assert "login and password" in str(refused.value.remedy)
     assert SECRET not in repr(refused.value) + str(refused.value) + repr(refused.value.__cause__)
+
+
+def test_a_connection_that_leads_nowhere_ends_within_16_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage of the network, a receiver that waits for such a connection stores nothing until then."""
+    given: dict[str, Any] = {}
+
+    def connect(*_: Any, **parameters: Any) -> BoundedConnection:
+        given.update(parameters)
+        raise psycopg.OperationalError("no server here")
+
+    monkeypatch.setattr(BoundedConnection, "connect", connect)
+    engine = postgres_engine(make_url("postgresql+psycopg://me@db/ledger"))
+    with pytest.raises(OperationalError), engine.connect():
+        pass
+    # A lost request, and a lost answer.
+    assert given["tcp_user_timeout"] <= 16_000
+    assert given["keepalives_idle"] + given["keepalives_count"] * given["keepalives_interval"] <= 16
+    assert given["keepalives"] == 1
 
 
 def test_a_connection_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
     monkeypatch.setattr(receiver_process, "warm_up_connect", lambda *_: None)
     monkeypatch.setattr(receiver_process, "start_batch_server", lambda *_: None)
     monkeypatch.setattr(receiver_job, "ReceiverTracker", Tracker)
-    monkeypatch.setattr(receiver_job, "_RELEASE_PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(receiver_job, "_REPEAT_SECONDS", 0.0)
     monkeypatch.setattr(receiver_job, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(receiver_process, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"the process was ended with {code}"))
@@ -156,6 +156,47 @@ def test_a_job_shows_a_sign_of_life_before_spark_starts(
     assert ReceiverProcess(context, revision=1, holder="a test").run() == 0
 
 
+def test_a_ledger_that_is_away_fails_no_job_that_starts(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next job would have to start Spark first."""
+    signs, write, start = [0, 0], receiver_job.write_sign, receiver_process.start_application
+    starts: list[str] = []
+
+    def write_sign(*arguments: Any) -> None:
+        if signs:
+            signs.pop()
+            raise LedgerUnavailableError("it does not answer")
+        write(*arguments)
+
+    def start_application(*arguments: Any, **options: Any) -> ReceiverApplication:
+        ledger.jobs.failures = 2
+        starts.append("Spark")
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(receiver_job, "write_sign", write_sign)
+    monkeypatch.setattr(receiver_process, "start_application", start_application)
+    assert ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
+    assert (signs, starts, ledger.jobs.failures) == ([], ["Spark"], 0)
+    assert (ledger.jobs.current("clicks").state, ledger.jobs.current("clicks").error) == (JobState.STOPPED, None)
+
+
+def test_a_ledger_that_stays_away_keeps_no_job_that_starts(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = receiver_process.start_application
+
+    def start_application(*arguments: Any, **options: Any) -> ReceiverApplication:
+        ledger.jobs.failures = 1_000_000
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(receiver_process, "start_application", start_application)
+    monkeypatch.setattr(receiver_job, "_PATIENCE_SECONDS", 0.0)
+    with pytest.raises(LedgerUnavailableError):
+        ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run()
+    assert spark.stopped
+
+
 @pytest.mark.parametrize("failures", [0, 1, 2, 10])
 def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
     stream: Stream, ledger: Any, spark: SimpleNamespace, failures: int
@@ -170,7 +211,7 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
 def test_a_ledger_that_stays_away_keeps_no_job_alive(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_job, "_RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr(receiver_job, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("headrace.spark.receiver_job._MAX_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
     assert ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0

@@ -198,6 +198,26 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_task(stream, ledger):
     assert trigger.looks == 3
 
 
+def test_a_ledger_that_is_back_is_polled_within_five_seconds(stream, ledger, monkeypatch):
+    """However long it was away: a batch that waits for its blocks goes on then."""
+
+    class Away(BlocksReadyTrigger):
+        def poll(self, ledger):
+            if len(pauses) < 12:
+                raise LedgerUnavailableError("The ledger's database failed: connection refused.")
+            return super().poll(ledger)
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    pauses: list[float] = []
+    monkeypatch.setattr("headrace.triggers.ledger.asyncio.sleep", sleep)
+    trigger = Away(ledger=stream.ledger, stream="flights", batch_time_ms=10_000, grace_ms=0, poll_interval=0.2)
+    asyncio.run(first_event(trigger))
+    assert pauses[:4] == [0.2, 0.4, 0.8, 1.6]
+    assert pauses[-1] == max(pauses) == 5.0
+
+
 def test_a_ledger_whose_password_was_changed_is_opened_by_the_new_one(stream, ledger, monkeypatch):
     opened, used = [], []
 

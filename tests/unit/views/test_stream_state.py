@@ -19,7 +19,7 @@ from tests.support.seeded_ledger import SITUATIONS, seed
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock, time_text
-from headrace.errors import FAILURE, WARNING, Failure, headline
+from headrace.errors import FAILURE, REPAIR, WARNING, Failure, headline
 from headrace.ledger import Ledger
 from headrace.receiver.health import INPUTS, InputHealth
 from headrace.views.stream_state import DagFacts, Finding, judge
@@ -404,7 +404,7 @@ CASES = [
     ),
     Case(silent_receiver, "stalled", "has written nothing to the ledger since", "lost its executor", 40),
     Case(kafka_away, "stalled", "Kafka at kafka:9092 does not answer", KAFKA, 1, (ABANDON,)),
-    Case(elasticsearch_away, "failing", "and 11 more failed", "tries the batch again by itself", 300),
+    Case(elasticsearch_away, "failing", "and 11 more failed", "again once output console is written for another", 300),
     Case(elasticsearch_back, "falling_behind", "Later batches have completed since", "", 300, (KAFKA, ABANDON)),
     Case(another_failure, "failing", "KeyError", "Correct the transform", 30),
     Case(poison, "failing", "KeyError", "Correct the transform", 30),
@@ -462,6 +462,28 @@ def test_failures_of_one_cause_are_one_finding_also_beyond_the_newest_batches(sh
     summary = shop.summary()
     assert "and 39 more failed" in summary.reason
     assert not [text for text in summary.also if "does not answer" in text]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_batch_that_waits_for_its_next_try_says_when_that_is(shop: Shop, ordered: bool) -> None:
+    """In an ordered stream at a time; in another one once its output works again, which another batch shows."""
+    failed_ms = fail(shop, "Elasticsearch does not answer")
+    shop.ledger.streams.register(
+        "shop", shop.stream.to_json(), batch_interval_ms=INTERVAL_MS, block_interval_ms=200, ordered=ordered
+    )
+    for _ in range(2):
+        repair = shop.ledger.attempts.begin("shop", failed_ms, way="connect", holder="test", lease_ms=60_000)
+        shop.ledger.attempts.renew(repair, attributes={REPAIR: True})
+        shop.ledger.attempts.fail(repair, "Elasticsearch does not answer")
+    if ordered:
+        when = f"at {time_text(shop.clock.now_ms() + 4 * INTERVAL_MS)}"
+    else:
+        when = "once output console is written for another batch"
+    assert f"The repair tries batch {time_text(failed_ms)} again {when}, or" in (shop.summary().remedy or "")
+    if not ordered:
+        complete(shop)
+        paused_ms = shop.clock.now_ms() + 3 * INTERVAL_MS
+        assert f"the repair runs it again at {time_text(paused_ms)}." in shop.summary().reason
 
 
 def test_of_two_causes_the_newest_failure_comes_first(shop: Shop) -> None:
