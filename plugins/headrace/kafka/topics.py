@@ -25,6 +25,8 @@ from headrace.stream.inputs import KafkaInput
 logger = logging.getLogger(__name__)
 
 _QUESTION_SECONDS = 10.0
+_WAIT_SECONDS = 0.2
+_WAITS_UNTIL_ASKED_AGAIN = 10
 # Stands for the id of a topic that may not be described: no topic has it, so its records are not stored.
 _NOT_DESCRIBED = ""
 
@@ -125,12 +127,8 @@ class IncarnationGuard:
 
     def _current(self, topics: Collection[str]) -> Mapping[str, str | None]:
         while True:
-            answer = self._ids.ask(topics)
             try:
-                current = answer(0.2)
-                while current is None:
-                    self._wait(0.0)
-                    current = answer(0.2)
+                return self._first_answer(topics)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     # One such topic must not prevent the others' records from being stored, so query them singly.
@@ -139,8 +137,26 @@ class IncarnationGuard:
                     return {topic: reported for name in topics for topic, reported in self._current([name]).items()}
                 logger.warning("Kafka does not answer with the topics' ids, and is asked again: %s", error)
                 self._wait(1.0)
-            else:
-                return current
+
+    def _first_answer(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        """Ask another time while there is no answer, since a question may have gone to a broker that hangs."""
+        asked: list[Callable[[float], Mapping[str, str | None] | None]] = []
+        waits = 0
+        while True:
+            if waits % _WAITS_UNTIL_ASKED_AGAIN == 0:
+                asked.append(self._ids.ask(topics))
+            for answer in tuple(asked):
+                try:
+                    current = answer(_WAIT_SECONDS / len(asked))
+                except KafkaException:
+                    asked.remove(answer)
+                    if not asked:
+                        raise
+                else:
+                    if current is not None:
+                        return current
+            self._wait(0.0)
+            waits += 1
 
 
 class RecreatedTopics:
