@@ -25,9 +25,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.support.records import make_block
 
 from headrace.blocks import ReceiverId
-from headrace.spark.decoding import RecordDecoding, decode_input
+from headrace.spark.records.decoding import RecordDecoding, decode_input
+from headrace.spark.records.wal_source import ListedBlock, LogBlocks
 from headrace.spark.sessions import local_session
-from headrace.spark.wal_source import ListedBlock, LogBlocks
 from headrace.stream import JsonDecoder, KafkaInput
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter

@@ -23,7 +23,7 @@ from headrace.batch.allocation import allocate
 from headrace.batch.manifest import Manifest
 from headrace.devstack.kafka import KafkaServer
 from headrace.ledger import Ledger
-from headrace.spark.wal_source import LogBlocks
+from headrace.spark.records.wal_source import LogBlocks
 from headrace.stream_context import StreamContext
 
 TOPIC = "bench"

@@ -29,12 +29,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.batch_tables import BatchOrigin
-from headrace.spark.batch_frames import read_inputs
 from headrace.spark.outputs.writer import WrittenBatch
+from headrace.spark.records.batch_frames import read_inputs
+from headrace.spark.records.transforms import BatchContext
 from headrace.spark.sessions import classic_session
 from headrace.spark.state.updating import add_and_subtract, state_frames, update_state
 from headrace.spark.state.version import StateStore
-from headrace.spark.transforms import BatchContext
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream, Utf8Decoder
 from headrace.wal.frame import RECORD_SCHEMA
 from headrace.wal.storage import open_storage

@@ -45,12 +45,12 @@ from headrace.receiver import block_generator
 from headrace.runs.batch_run import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import blocks_ready
 from headrace.runs.retries import is_held_back
-from headrace.spark import range_run
-from headrace.spark.attempt import run_attempt
-from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.attempts import range_run
+from headrace.spark.attempts.attempt import run_attempt
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.range_run import RangeIncompleteError, RangeRunner, RangeSettings
+from headrace.spark.attempts.shared_jobs import BatchBlocks
 from headrace.spark.outputs.writer import Counts, RunBlocks, WrittenBatch
-from headrace.spark.range_run import RangeIncompleteError, RangeRunner, RangeSettings
-from headrace.spark.shared_jobs import BatchBlocks
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.stream import replayed
 from headrace.stream_context import StreamContext

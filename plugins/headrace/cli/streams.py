@@ -377,7 +377,7 @@ def check(
     from headrace.kafka.client import check_client_settings
     from headrace.listeners.listener import check_listeners
     from headrace.receiver.receiver import check_receiver_classes
-    from headrace.spark.transforms import add_py_files, check_transform
+    from headrace.spark.records.transforms import add_py_files, check_transform
     from headrace.spark.versions import check_spark_packages
     from headrace.stream import Stream
     from headrace.stream.stream import check_extensions

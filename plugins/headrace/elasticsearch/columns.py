@@ -73,5 +73,5 @@ def check_columns(names: Iterable[str], options: IndexingOptions) -> None:
         raise UnsuitableRowsError(
             f"The rows for index {options.index!r} have {'both' if documents else 'neither'} 'value' "
             f"{'and' if documents else 'nor'} 'document'; exactly one of them is the document.",
-            remedy="Pass the DataFrame through headrace.spark.documents.prepare_documents.",
+            remedy="Pass the DataFrame through headrace.spark.outputs.documents.prepare_documents.",
         )

@@ -150,7 +150,7 @@ class IndexingOptions:
         known_letters_index: str | None = None,
         replay: str = "",
     ) -> Self:
-        """The options for writing rows of ``headrace.spark.documents.prepare_documents`` to an output."""
+        """The options for writing rows of ``headrace.spark.outputs.documents.prepare_documents`` to an output."""
         ids = output.document_ids
         in_kafka = any(place == KAFKA for place, _ in manifests)
         return cls(

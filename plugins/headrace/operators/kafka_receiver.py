@@ -324,7 +324,7 @@ class KafkaReceiverOperator(BaseOperator):
         )
         log = log_file(stream.application)
         self.log.info("The receiver job writes its log to %s on this host.", log)
-        from headrace.spark.job_log import LOG_VARIABLE
+        from headrace.spark.receiving.job_log import LOG_VARIABLE
 
         environment = {**(more or {}), **hook.environment(), LOG_VARIABLE: str(log)}
         self._is_driver_here = not hook.is_cluster_mode
@@ -496,7 +496,7 @@ def log_folder(application: str) -> Path:
 def log_file(application: str) -> Path:
     """The path of a new log file for a job that starts now. Deletes the oldest log files of earlier jobs, and the
     compressed parts of all but the last job."""
-    from headrace.spark.job_log import parts_of
+    from headrace.spark.receiving.job_log import parts_of
 
     earlier = sorted(log_folder(application).glob("receiver-*.log"))
     for old in earlier[:-1]:

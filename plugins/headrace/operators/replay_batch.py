@@ -41,8 +41,8 @@ class RangeOperator(SparkAttemptOperator):
         target: str = "",
         ordered: bool = False,
     ) -> dict[str, int]:
-        """Run what is left of the request's range, in one process (``headrace.spark.range_run``), and write the results
-        of its batches. Returns the numbers of the range.
+        """Run what is left of the request's range, in one process (``headrace.spark.attempts.range_run``), and write
+        the results of its batches. Returns the numbers of the range.
 
         Args:
             outputs: the outputs that the run writes of each batch.

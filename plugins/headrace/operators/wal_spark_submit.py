@@ -374,7 +374,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self._process = None
 
     def _run_application(self, attempt: Attempt, context: Context, *, spark: bool) -> None:
-        """Run the command of the attempt (``headrace.spark.batch_command``). Raises if it does not end well."""
+        """Run the attempt's command (``headrace.spark.attempts.batch_command``). Raises if it does not end well."""
         self._arguments = [
             "--ledger", self.stream.ledger, "--stream", self.stream.name,
             "--batch-time", str(attempt.batch_time_ms), "--attempt", str(attempt.number), "--way", attempt.way,

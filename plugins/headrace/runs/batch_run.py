@@ -649,7 +649,7 @@ class StepNeeds:
 
 def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> StepNeeds:
     """What these steps of an allocated batch need."""
-    from headrace.spark.batch_plan import plan_outputs
+    from headrace.spark.attempts.batch_plan import plan_outputs
     from headrace.stream_context import StreamContext
 
     steps = tuple(steps)

@@ -96,7 +96,7 @@ class BatchProcess:
 
 
 def _ending(code: int) -> str:
-    """An exit code of ``headrace.spark.batch_command`` in words."""
+    """An exit code of ``headrace.spark.attempts.batch_command`` in words."""
     # Not above: parsing a DAG file imports this module, and must not import the Spark layer.
     from headrace.spark.termination import EXIT_NOT_OURS, EXIT_TERMINATED
 

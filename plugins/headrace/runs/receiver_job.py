@@ -1,8 +1,8 @@
 """A stream's receiver job as a task sees it in the ledger: its state, how it ended, and whether it receives.
 
 Also how a job is replaced by one of a newer version, and requested of a process that several streams share. The request
-is the stream's lease, acquired on behalf of that process, which adopts it (``headrace.spark.receiver_process``). So a
-stream has one job, however many tasks request it.
+is the stream's lease, acquired on behalf of that process, which adopts it
+(``headrace.spark.receiving.receiver_process``). So a stream has one job, however many tasks request it.
 """
 
 from __future__ import annotations

@@ -71,6 +71,6 @@ def is_held_back(stream: Stream, last: AttemptRow) -> bool:
     """Whether the attempt failed by the user's code, or finally, and definition and code have not changed since."""
     if last.attributes.get(FAILURE, Failure.PASSING) == Failure.PASSING:
         return False
-    from headrace.spark.transforms import tried_with
+    from headrace.spark.records.transforms import tried_with
 
     return last.attributes.get(TRIED_WITH) == tried_with(stream, last.outputs)

@@ -24,11 +24,17 @@ from pyarrow import parquet
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import Attempt, BatchRow
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.batch_frames import BatchInputs, OutputFrames, read_records, sharing_frames
-from headrace.spark.batch_plan import BatchNotReadableError, OutputPlan, load_manifests, origins_of, plan_outputs
-from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, Reader, RecordDecoding
-from headrace.spark.documents import PreviewedDocument, lacks_incarnation, preview_documents
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.batch_plan import (
+    BatchNotReadableError,
+    OutputPlan,
+    load_manifests,
+    origins_of,
+    plan_outputs,
+)
+from headrace.spark.outputs.documents import PreviewedDocument, lacks_incarnation, preview_documents
+from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, read_records, sharing_frames
+from headrace.spark.records.decoding import RAW_KEY, RAW_VALUE, REASON, Reader, RecordDecoding
 from headrace.spark.sessions import collect
 from headrace.stream import Input, Output, Stream
 from headrace.stream.model import is_reference
@@ -37,7 +43,7 @@ from headrace.stream_context import StreamContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.spark.documents import BatchIncarnations
+    from headrace.spark.outputs.documents import BatchIncarnations
 
 
 @dataclass(frozen=True, slots=True)

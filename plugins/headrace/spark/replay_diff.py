@@ -20,7 +20,7 @@ from headrace.elasticsearch import columns
 from headrace.elasticsearch.options import IndexingOptions, WriteMethod
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState
-from headrace.spark.documents import prepare_documents
+from headrace.spark.outputs.documents import prepare_documents
 from headrace.spark.preview import PreviewError, ReadOutput, outputs_of, read_outputs, with_transform
 from headrace.stream import ElasticsearchOutput
 from headrace.stream_context import StreamContext

@@ -35,12 +35,12 @@ class DecoderDefinition(KindDefinition):
     shapes: ClassVar[Mapping[str, Shape]] = DECODER_SHAPES
 
     decodes: ClassVar[str | None] = None
-    """The class that decodes in Spark's tasks (``headrace.spark.decoding.ColumnDecoder``), as "module:Class". None: any
-    bytes are accepted, and stay as they are."""
+    """The class that decodes in Spark's tasks (``headrace.spark.records.decoding.ColumnDecoder``), as "module:Class".
+    None: any bytes are accepted, and stay as they are."""
 
     keeps: ClassVar[bool] = False
     """Whether the class keeps values with the stream, such as a registry's schemas: it is then called with ``kept``
-    too, a ``headrace.spark.kept_values.KeptValues``."""
+    too, a ``headrace.spark.records.kept_values.KeptValues``."""
 
     kind: str
 
@@ -64,7 +64,7 @@ class BytesDecoder(DecoderDefinition):
 class Utf8Decoder(DecoderDefinition):
     """Decode the bytes as UTF-8 text. Bytes that are not UTF-8 are dead-lettered."""
 
-    decodes: ClassVar[str | None] = "headrace.spark.json_objects:Utf8Texts"
+    decodes: ClassVar[str | None] = "headrace.spark.records.json_objects:Utf8Texts"
 
     kind: Literal["utf8"] = "utf8"
 
@@ -79,7 +79,7 @@ class JsonDecoder(DecoderDefinition):
     ``fields`` is a schema in Spark's DDL, such as ``"carrier STRING, flight INT"``.
     """
 
-    decodes: ClassVar[str | None] = "headrace.spark.json_objects:JsonObjects"
+    decodes: ClassVar[str | None] = "headrace.spark.records.json_objects:JsonObjects"
 
     kind: Literal["json"] = "json"
     fields: ColumnsText

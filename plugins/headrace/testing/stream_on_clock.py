@@ -211,8 +211,8 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
                 self.ledger.attempts.record_output(claim, output, {})
             self.ledger.attempts.complete(claim)
         else:
-            from headrace.spark.attempt import run_attempt
-            from headrace.spark.batch_attempt import BatchAttempt
+            from headrace.spark.attempts.attempt import run_attempt
+            from headrace.spark.attempts.batch_attempt import BatchAttempt
 
             run_attempt(BatchAttempt(self.context, claim, lambda: spark))
         records = self._records(batch_time_ms)

@@ -35,12 +35,12 @@ from headrace.blocks import TopicPartition
 from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import DocumentIdKind
 from headrace.errors import HeadraceError
-from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input
-from headrace.spark.documents import BatchIncarnations, PreviewedDocument, lacks_incarnation, preview_documents
+from headrace.spark.outputs.documents import BatchIncarnations, PreviewedDocument, lacks_incarnation, preview_documents
 from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
-from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
+from headrace.spark.records.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input
+from headrace.spark.records.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
+from headrace.spark.records.transforms import BatchContext, apply_transform, check_transform, load_transform
 from headrace.spark.sessions import collect, local_session
-from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
 from headrace.stream import Input, Stream
 from headrace.wal.frame import RECORD_SCHEMA
 

@@ -21,7 +21,7 @@ from headrace.elasticsearch.errors import ElasticsearchRefusedError, Elasticsear
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Node
-from headrace.spark.target_watch import TargetWatch
+from headrace.spark.outputs.target_watch import TargetWatch
 
 Step = Callable[["Handler"], None]
 

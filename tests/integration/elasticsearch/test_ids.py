@@ -16,7 +16,7 @@ from headrace.elasticsearch.transport import Response, Transport
 from headrace.ledger.receiving_tables import TopicRow
 from headrace.receiver.partitioning import check_key_versions
 from headrace.receiver.receiver import KeyVersionsError
-from headrace.spark.elasticsearch_sink import check_unshared
+from headrace.spark.outputs.elasticsearch_sink import check_unshared
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 

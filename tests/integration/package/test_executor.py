@@ -33,7 +33,8 @@ NOT_NEEDED = {"alembic", "apache-airflow", "elasticsearch", "psutil", "rich", "t
 
 def test_what_executors_get_imports_without_an_extra(executor: Environment) -> None:
     imported, installed = json.loads(executor.run("python", "-c", SCRIPT).splitlines()[-1])
-    assert {"headrace.spark.wal_source", "headrace.receiver.supervisor", "headrace.ledger.ledger"} <= set(imported)
+    needed = {"headrace.spark.records.wal_source", "headrace.receiver.supervisor", "headrace.ledger.ledger"}
+    assert needed <= set(imported)
     assert not NOT_NEEDED & set(installed)
     # With pandas and what it needs, without which Spark refuses functions of Arrow batches.
     assert len(installed) <= 26, installed

@@ -86,7 +86,7 @@ def test_the_task_of_an_output_has_the_outputs_id_as_its_label(found: dict) -> N
 
 
 def test_executors_get_the_package_from_the_installed_files(found: dict) -> None:
-    assert {"__init__.py", "wal/reader.py", "spark/wal_source.py"} <= set(found["executors"])
+    assert {"__init__.py", "wal/reader.py", "spark/records/wal_source.py"} <= set(found["executors"])
 
 
 def test_a_ledger_is_created_by_the_installed_migrations(environment: Environment) -> None:

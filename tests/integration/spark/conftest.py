@@ -19,12 +19,12 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.receiving_tables import ReceiverLease
-from headrace.spark.attempt import BatchResult, run_attempt
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.decoding import RecordDecoding
+from headrace.spark.attempts.attempt import BatchResult, run_attempt
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.records.decoding import RecordDecoding
+from headrace.spark.records.wal_source import LogBlocks
 from headrace.spark.sessions import classic_session
 from headrace.spark.versions import current_versions
-from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import RECORD_SCHEMA

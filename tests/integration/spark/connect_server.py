@@ -20,7 +20,7 @@ TOKEN = derive_token(SECRET, *APPLICATION)
 
 _SERVER = """
 import sys
-from headrace.spark.receiver_application import start_application
+from headrace.spark.receiving.receiver_application import start_application
 from headrace.stream import Stream
 
 application = start_application(Stream.from_json(sys.argv[1]), token=sys.argv[2])

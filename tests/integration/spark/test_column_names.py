@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.spark.documents import prepare_documents
+from headrace.spark.outputs.documents import prepare_documents
 from headrace.stream import ElasticsearchOutput
 
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="i")

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 from tests.unit.stream.ddl_texts import REFUSED, TAKEN
 
-from headrace.spark.arrow_types import arrow_type
-from headrace.spark.decoding import RecordDecoding
-from headrace.spark.json_objects import JsonObjects
+from headrace.spark.records.arrow_types import arrow_type
+from headrace.spark.records.decoding import RecordDecoding
+from headrace.spark.records.json_objects import JsonObjects
 from headrace.stream import JsonDecoder, KafkaInput, StreamDefinitionError
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from tests.integration.spark.conftest import read_log
 
-from headrace.spark.decoding import decode_input
+from headrace.spark.records.decoding import decode_input
 from headrace.stream import JsonDecoder, KafkaInput, Utf8Decoder
 
 Records = Callable[..., pa.RecordBatch]

@@ -18,8 +18,8 @@ from tests.integration.receiver.launchers import ProcessLauncher
 
 from headrace.batch.allocation import allocate
 from headrace.ledger.events import VANISHED
-from headrace.spark.batch_frames import read_records
-from headrace.spark.batch_plan import origins_of
+from headrace.spark.attempts.batch_plan import origins_of
+from headrace.spark.records.batch_frames import read_records
 from headrace.stream_context import StreamContext
 
 pytestmark = pytest.mark.slow

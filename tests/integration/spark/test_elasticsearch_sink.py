@@ -26,12 +26,12 @@ from headrace.batch.manifest import Manifest
 from headrace.connections import ConnectionNotFoundError
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
-from headrace.spark.documents import prepare_documents
-from headrace.spark.elasticsearch_sink import index_blocks, index_rows
-from headrace.spark.held_deletions import MAX_KEPT_BYTES
+from headrace.spark.outputs.documents import prepare_documents
 from headrace.spark.outputs.elasticsearch import write_documents
-from headrace.spark.record_columns import RECORD_SCHEMA, record_mark
-from headrace.spark.wal_source import LogBlocks
+from headrace.spark.outputs.elasticsearch_sink import index_blocks, index_rows
+from headrace.spark.outputs.held_deletions import MAX_KEPT_BYTES
+from headrace.spark.records.record_columns import RECORD_SCHEMA, record_mark
+from headrace.spark.records.wal_source import LogBlocks
 from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds
 
 Records = Callable[..., pa.RecordBatch]

@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from tests.integration.spark.conftest import BatchLedger, records
 
 from headrace.errors import FAILURE, Failure, HeadraceError
-from headrace.spark.failures import AttemptFailedError
+from headrace.spark.attempts.failures import AttemptFailedError
 from headrace.stream import KafkaInput, OutputDefinition, SparkSettings, Stream, Utf8Decoder
 from headrace.testing.extensions import ContractError, check_decoder, check_output
 from headrace.testing.transforms import TransformTestError, run_transform

@@ -22,9 +22,9 @@ from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.spark.elasticsearch_sink import IndexingTask
-from headrace.spark.failures import AttemptFailedError
-from headrace.spark.target_watch import TargetWatch
+from headrace.spark.attempts.failures import AttemptFailedError
+from headrace.spark.outputs.elasticsearch_sink import IndexingTask
+from headrace.spark.outputs.target_watch import TargetWatch
 from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, Utf8Decoder
 
 Make = Callable[..., Any]
@@ -282,7 +282,7 @@ import json, sys
 from pyspark import StorageLevel
 from headrace.spark.sessions import classic_session
 from headrace.batch.manifest import Manifest
-from headrace.spark.wal_source import LogBlocks
+from headrace.spark.records.wal_source import LogBlocks
 
 conf = {"spark.io.encryption.enabled": "true", "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
 spark = classic_session("encrypted", master="local[1]", conf=conf)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.spark.outputs.functions import ForeachBatchWriter, FunctionFailedError
 from headrace.spark.outputs.writer import WrittenBatch
-from headrace.spark.transforms import BatchContext
+from headrace.spark.records.transforms import BatchContext
 from headrace.stream import ForeachBatchOutput, KafkaInput, SparkSettings, Stream
 
 T = 1_700_000_010_000

@@ -29,14 +29,14 @@ from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RecordedRange
 from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_source import KafkaReceiver
-from headrace.spark import shared_jobs
-from headrace.spark.arrow_types import arrow_schema
-from headrace.spark.elasticsearch_sink import index_blocks
-from headrace.spark.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
-from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
+from headrace.spark.attempts import shared_jobs
 from headrace.spark.outputs.elasticsearch import write_documents
-from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.wal_source import LogBlocks
+from headrace.spark.outputs.elasticsearch_sink import index_blocks
+from headrace.spark.outputs.original_records import KafkaOriginalRecords, ManifestOriginalRecords
+from headrace.spark.records.arrow_types import arrow_schema
+from headrace.spark.records.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
+from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.wal_source import LogBlocks
 from headrace.stream import ElasticsearchOutput, KafkaInput
 from headrace.stream.settings import Limits
 from headrace.wal.storage import open_storage
@@ -137,7 +137,7 @@ def read_blocks(blocks: KafkaBlocks) -> pa.Table:
 def test_blocks_from_kafka_are_the_records_of_the_log(
     spark: SparkSession, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.spark.kafka_ranges_source.MIN_TASK_RECORDS", 120)
+    monkeypatch.setattr("headrace.spark.records.kafka_ranges_source.MIN_TASK_RECORDS", 120)
     blocks = KafkaBlocks.of([received.manifest], received.source)
     assert (blocks.records, blocks.weight, blocks.numbers, blocks.is_small) == (300, 300, 1, False)
     by_place = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
@@ -158,7 +158,7 @@ def test_the_batches_of_a_task_are_read_with_one_consumer(received: Received, mo
             super().close()
             closed.append(self)
 
-    monkeypatch.setattr("headrace.spark.kafka_ranges_source.KafkaRangeReader", Counted)
+    monkeypatch.setattr("headrace.spark.records.kafka_ranges_source.KafkaRangeReader", Counted)
     of_blocks = [
         KafkaBlocks.of([dataclasses.replace(received.manifest, inputs={"records": (one,)})], received.source)
         for one in received.manifest.inputs["records"]

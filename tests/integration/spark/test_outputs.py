@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.ledger import AttemptState, BatchState
-from headrace.spark.failures import AttemptFailedError
+from headrace.spark.attempts.failures import AttemptFailedError
 from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, SparkSettings, State, Stream, Utf8Decoder
 from headrace.stream.stream import replayed
 

@@ -101,11 +101,11 @@ def server(
 
 READ_AGAIN = """
 import json, sys
-from headrace.spark.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
+from headrace.spark.records.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
 from headrace.spark.sessions import connect_session
 from headrace.batch.manifest import Manifest
-from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.wal_source import LogBlocks
+from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.wal_source import LogBlocks
 from headrace.stream import KafkaInput
 
 url, token, manifest, source = sys.argv[1:]
@@ -193,7 +193,7 @@ def refused(batches):
 """
 FAIL = """
 import sys
-from headrace.spark.failures import failure_of, first_cause
+from headrace.spark.attempts.failures import failure_of, first_cause
 from headrace.spark.sessions import connect_session
 from pyspark import cloudpickle
 
@@ -224,11 +224,11 @@ def test_the_class_of_an_extensions_error_in_a_task_counts_over_connect(server: 
 
 WRITE = """
 import io, json, sys
-from headrace.spark.failures import first_cause
+from headrace.spark.attempts.failures import first_cause
 from headrace.spark.outputs.writer import (writer_of)
 from headrace.spark.outputs.writer import (WrittenBatch)
 from headrace.spark.sessions import connect_session
-from headrace.spark.transforms import BatchContext
+from headrace.spark.records.transforms import BatchContext
 from headrace.stream import Stream
 
 url, token, definition = sys.argv[1:]
@@ -292,7 +292,7 @@ import json, sys
 from pyspark.sql.types import StructType
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.spark.outputs.elasticsearch import write_documents
-from headrace.spark.record_columns import RECORD_SCHEMA
+from headrace.spark.records.record_columns import RECORD_SCHEMA
 from headrace.spark.sessions import connect_session
 from headrace.stream import ElasticsearchOutput
 
@@ -323,8 +323,8 @@ def test_documents_are_indexed_once(
 SINGLE = """
 import json, sys
 from headrace.ledger import Ledger
-from headrace.spark.attempt import run_attempt
-from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.attempts.attempt import run_attempt
+from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.sessions import connect_session
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
@@ -415,7 +415,7 @@ from headrace.spark.outputs.writer import (WrittenBatch)
 from headrace.spark.sessions import connect_session
 from headrace.spark.state.updating import state_frames
 from headrace.spark.state.updating import update_state
-from headrace.spark.transforms import BatchContext, apply_transform, load_transform
+from headrace.spark.records.transforms import BatchContext, apply_transform, load_transform
 from headrace.stream import Stream
 
 url, token, definition = sys.argv[1:]

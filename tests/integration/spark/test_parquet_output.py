@@ -21,10 +21,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.conftest import read_log
 
-from headrace.spark.failures import first_cause
+from headrace.spark.attempts.failures import first_cause
 from headrace.spark.outputs.parquet import ParquetWriter
 from headrace.spark.outputs.writer import Counts, OutputRowsError, WrittenBatch
-from headrace.spark.transforms import BatchContext
+from headrace.spark.records.transforms import BatchContext
 from headrace.stream import KafkaInput, ParquetOutput, Stream
 
 T = 1_700_000_010_000

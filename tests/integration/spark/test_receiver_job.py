@@ -24,7 +24,7 @@ from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.processes import PROCESS, has_ended
 from headrace.receiver.tracker import find_sign
-from headrace.spark.batch_server import socket_path
+from headrace.spark.attempts.batch_server import socket_path
 from headrace.spark.connect_sessions import ConnectRefusedError
 from headrace.spark.job_token import derive_token
 from headrace.wal.storage import open_storage

@@ -25,7 +25,7 @@ from headrace.ledger.tables import JobRow
 from headrace.processes import PROCESS
 from headrace.receiver.health import REVISION
 from headrace.runs.receiver_job import newest_job, receiving, request_job, start_if_absent
-from headrace.spark.batch_server import socket_path
+from headrace.spark.attempts.batch_server import socket_path
 from headrace.spark.job_token import APPLICATION, FINGERPRINT, secret_fingerprint
 from headrace.stream import SparkSettings, Stream
 

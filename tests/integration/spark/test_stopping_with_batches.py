@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # A receiver job of another version, whose JVM has a thread that a Spark Connect server leaves behind now and then:
 # asked for a session while it stops, its session manager starts its clean-up once more (seen with twelve queries).
 JOB = """
-from headrace.spark import receiver_process
+from headrace.spark.receiving import receiver_process
 from headrace.spark.termination import run_and_leave
 
 start = receiver_process.start_application

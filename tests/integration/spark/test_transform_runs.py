@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.elasticsearch.errors import DuplicateIdsError, UnsuitableRowsError
-from headrace.spark.batch_frames import read_inputs
 from headrace.spark.outputs.functions import print_batch
-from headrace.spark.transforms import TransformError
+from headrace.spark.records.batch_frames import read_inputs
+from headrace.spark.records.transforms import TransformError
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,

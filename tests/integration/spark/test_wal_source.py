@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.integration.spark.conftest import read_log
 
 from headrace.batch.manifest import ManifestError
-from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.wal_source import _SIZED_AS_A_RECORD, ListedBlock, read_partition
+from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.wal_source import _SIZED_AS_A_RECORD, ListedBlock, read_partition
 
 Records = Callable[..., pa.RecordBatch]
 

@@ -68,7 +68,7 @@ READ = """
 import json, sys
 from headrace.batch.manifest import Manifest
 from headrace.spark.sessions import classic_session
-from headrace.spark.wal_source import LogBlocks
+from headrace.spark.records.wal_source import LogBlocks
 from headrace.wal.local_copies import CopySettings
 
 spark = classic_session("copies", master="local[1]", conf={"spark.ui.enabled": "false"})

@@ -17,7 +17,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
 from headrace.receiver.health import slow_runs
-from headrace.spark.batch_plan import plan_outputs
+from headrace.spark.attempts.batch_plan import plan_outputs
 from headrace.stream import ConsoleOutput, Window
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError

@@ -13,7 +13,7 @@ from tests.unit.batch.conftest import PARTITION, T1, Receiving, take
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger.batch_tables import BatchOrigin
 from headrace.ledger.events import VANISHED
-from headrace.spark.batch_plan import load_manifests, without_vanished
+from headrace.spark.attempts.batch_plan import load_manifests, without_vanished
 from headrace.stream_context import StreamContext
 from headrace.wal.reader import read_block
 from headrace.wal.storage import LocalStorage
@@ -140,7 +140,7 @@ def test_blocks_of_a_live_receiver_are_not_checked(receiving: Unsynced, monkeypa
     receiving.store(RECORDS)
     receiving.clock.advance(10_000)
     take(receiving, T1)
-    monkeypatch.setattr("headrace.spark.batch_plan.read_block", lambda *_: pytest.fail("it is read"))
+    monkeypatch.setattr("headrace.spark.attempts.batch_plan.read_block", lambda *_: pytest.fail("it is read"))
     assert receiving.origin(receiving.delivered("at_most_once")).vanished == frozenset()
     receiving.new_segment()
     with pytest.raises(pytest.fail.Exception):

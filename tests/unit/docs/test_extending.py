@@ -11,7 +11,7 @@ from typing import Any, ForwardRef
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
 _MARKER = "<!-- compared with the code by tests/unit/docs/test_extending.py -->\n```text\n"
 # Classes that are extended, and what is described there in words.
-_NO_HELPERS = {"InputDefinition", "OutputDefinition", "DecoderDefinition"}
+_NO_HELPERS = {"Receiver", "InputDefinition", "OutputDefinition", "DecoderDefinition"}
 
 
 def sections() -> dict[str, str]:

@@ -23,7 +23,7 @@ from headrace.operators import kafka_receiver
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.processes import PROCESS, own_identity
-from headrace.spark.job_log import LOG_VARIABLE
+from headrace.spark.receiving.job_log import LOG_VARIABLE
 from headrace.spark.versions import MixedSparkError, current_versions
 from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger
 

@@ -25,7 +25,7 @@ from headrace.ledger.errors import SlotBusyError
 from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
 from headrace.runs.processes import secret_key
 from headrace.runs.retries import BatchRetryPolicy
-from headrace.spark.batch_command import definition_of
+from headrace.spark.attempts.batch_command import definition_of
 from headrace.spark.job_token import secret_fingerprint
 from headrace.spark.versions import MixedSparkError, current_versions
 from headrace.stream import ConsoleOutput

@@ -25,7 +25,7 @@ from unittest.mock import patch
 from headrace.batch.batch_range import TimeRange
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.spark.transforms import tried_with
+from headrace.spark.records.transforms import tried_with
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger.batch_tables import Attempt, AttemptRow
-    from headrace.spark.batch_attempt import BatchAttempt
+    from headrace.spark.attempts.batch_attempt import BatchAttempt
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -110,8 +110,8 @@ class _NoSessions:
 
 def _run_range(given: argparse.Namespace, behaviour: str) -> None:
     """Run the range as the real command does, with toys of attempts."""
-    from headrace.spark.batch_command import definition_of
-    from headrace.spark.range_run import RangeRunner, RangeSettings
+    from headrace.spark.attempts.batch_command import definition_of
+    from headrace.spark.attempts.range_run import RangeRunner, RangeSettings
 
     how, _, at = behaviour.partition("@")
 
@@ -127,7 +127,7 @@ def _run_range(given: argparse.Namespace, behaviour: str) -> None:
         attempt.ledger.attempts.complete(claim)
         return SimpleNamespace(records=1)
 
-    with Ledger.open(given.ledger) as ledger, patch("headrace.spark.range_run.run_attempt", toy):
+    with Ledger.open(given.ledger) as ledger, patch("headrace.spark.attempts.range_run.run_attempt", toy):
         first = _first(given, ledger)
         batches = TimeRange.of(first.attributes)
         assert batches is not None

@@ -28,7 +28,7 @@ SOURCES = sorted(Path(headrace.__file__).parent.rglob("*.py"))
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "yaml", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 # Registers the user's own modules to be sent by value; loads only what it has pickled itself, in a test.
-SENDS_ONLY = {"spark/transforms.py", "testing/extensions.py"}
+SENDS_ONLY = {"spark/records/transforms.py", "testing/extensions.py"}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(SOURCES[0].parent)))

@@ -18,11 +18,11 @@ from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt, AttemptRow
-from headrace.spark import attempt
-from headrace.spark.attempt import run_attempt
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
-from headrace.spark.failures import AttemptFailedError
+from headrace.spark.attempts import attempt
+from headrace.spark.attempts.attempt import run_attempt
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
+from headrace.spark.attempts.failures import AttemptFailedError
 from headrace.spark.termination import Terminated
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext

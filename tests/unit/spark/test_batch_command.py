@@ -13,8 +13,8 @@ from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import TimeRange
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
-from headrace.spark import batch_command, range_run
-from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.attempts import batch_command, range_run
+from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.connect_sessions import attempt_session_id
 from headrace.spark.termination import EXIT_NOT_OURS
 from headrace.stream import ConsoleOutput, KafkaInput, Stream

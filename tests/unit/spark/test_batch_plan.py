@@ -22,7 +22,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.errors import Failure
 from headrace.kafka.errors import RecordsDifferError
 from headrace.ledger import EventKind, Ledger
-from headrace.spark.batch_plan import (
+from headrace.spark.attempts.batch_plan import (
     WRITTEN,
     UndeclaredInputError,
     WindowRemovedError,
@@ -223,7 +223,7 @@ def test_the_state_is_no_output(ledger: Ledger, tmp_path: Path) -> None:
 
 
 def test_airflow_plans_without_pyspark() -> None:
-    code = "import sys, headrace.spark.batch_plan; sys.exit('pyspark' in sys.modules)"
+    code = "import sys, headrace.spark.attempts.batch_plan; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -18,13 +18,13 @@ import psutil
 import pytest
 from tests.support.living_process import is_alive
 
-from headrace.spark.batch_server import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
+from headrace.spark.attempts.batch_server import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the server needs pidfd_open")
 
 MICRO_BATCH = Path(__file__).parents[3] / "spark_jobs" / "micro_batch.py"
 
-# In place of headrace.spark.batch_command: it runs what the caller's variable RUN says.
+# In place of headrace.spark.attempts.batch_command: it runs what the caller's variable RUN says.
 COMMAND = """
 import os, sys, threading, time
 
@@ -36,8 +36,8 @@ def main(arguments=None):
 SERVER = """
 import os, sys
 import command
-sys.modules["headrace.spark.batch_command"] = command
-from headrace.spark import batch_server
+sys.modules["headrace.spark.attempts.batch_command"] = command
+from headrace.spark.attempts import batch_server
 
 batch_server._import_for_batches = lambda: exec(os.environ.get("AT_IMPORT", ""))
 batch_server._TERMINATION_SECONDS = float(os.environ.get("TERMINATION_SECONDS", "600"))
@@ -73,7 +73,7 @@ ITSELF = """
 import os, runpy, sys
 import command
 exec(os.environ.get("AS_CALLER", ""))
-sys.modules["headrace.spark.batch_command"] = command
+sys.modules["headrace.spark.attempts.batch_command"] = command
 
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -463,7 +463,8 @@ def test_the_output_of_a_caller_that_does_not_finish_its_request_is_closed(place
 
 def test_the_imports_of_the_server_start_no_thread_that_a_fork_would_miss() -> None:
     code = (
-        "import os, pathlib; from headrace.spark.batch_server import _import_for_batches; _import_for_batches()\n"
+        "import os, pathlib; from headrace.spark.attempts.batch_server import _import_for_batches\n"
+        "_import_for_batches()\n"
         "names = {(task / 'comm').read_text().strip() for task in pathlib.Path('/proc/self/task').iterdir()}\n"
         "print(*names - {pathlib.Path('/proc/self/comm').read_text().strip()})"
     )

@@ -12,15 +12,17 @@ import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.support.records import make_block
 
-from headrace.spark.arrow_types import arrow_schema
-from headrace.spark.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
-from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.wal_source import to_spark
+from headrace.spark.records.arrow_types import arrow_schema
+from headrace.spark.records.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
+from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.wal_source import to_spark
 
 DECODERS = {
-    "key": TaskDecoder("headrace.spark.json_objects:Utf8Texts", StringType(), {}),
+    "key": TaskDecoder("headrace.spark.records.json_objects:Utf8Texts", StringType(), {}),
     "value": TaskDecoder(
-        "headrace.spark.json_objects:JsonObjects", StructType([StructField("n", IntegerType())]), {"fields": "n INT"}
+        "headrace.spark.records.json_objects:JsonObjects",
+        StructType([StructField("n", IntegerType())]),
+        {"fields": "n INT"},
     ),
 }
 
@@ -72,11 +74,12 @@ def test_a_value_that_is_decoded_to_null_without_a_reason_is_no_record_without_a
 
 
 def test_a_task_imports_no_definition_to_decode() -> None:
-    code = "import sys, headrace.spark.decoding, headrace.spark.json_objects; print('pydantic' in sys.modules)"
+    modules = "headrace.spark.records.decoding, headrace.spark.records.json_objects"
+    code = f"import sys, {modules}; print('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-@pytest.mark.parametrize("reference", ["headrace_nowhere:Decoder", "headrace.spark.json_objects:Nothing"])
+@pytest.mark.parametrize("reference", ["headrace_nowhere:Decoder", "headrace.spark.records.json_objects:Nothing"])
 def test_a_decoder_that_a_task_cannot_import_is_named_with_the_remedy(reference: str) -> None:
     with pytest.raises(DecoderMissingError, match=rf"cannot import the decoder {reference}.*on all hosts"):
         TaskDecoder(reference, StringType(), {}).make("UTC")

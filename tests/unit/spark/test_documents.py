@@ -6,14 +6,14 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.ranges import RecordedRange
-from headrace.spark import documents
-from headrace.spark.documents import (
+from headrace.spark.outputs import documents
+from headrace.spark.outputs.documents import (
     FOUND_INCARNATION,
     BatchIncarnations,
     Range,
     lacks_incarnation,
 )
-from headrace.spark.record_columns import RECORD_SCHEMA
+from headrace.spark.records.record_columns import RECORD_SCHEMA
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
 
 

@@ -32,11 +32,12 @@ from headrace.elasticsearch.transport import Cluster, NoAnswerError, Node
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange
-from headrace.spark import elasticsearch_sink, shared_jobs, target_watch
-from headrace.spark.elasticsearch_sink import IndexingTask, index_rows
-from headrace.spark.held_deletions import MAX_KEPT_BYTES
-from headrace.spark.kafka_ranges_source import KafkaBlocks
-from headrace.spark.original_records import KafkaOriginalRecords
+from headrace.spark.attempts import shared_jobs
+from headrace.spark.outputs import elasticsearch_sink, target_watch
+from headrace.spark.outputs.elasticsearch_sink import IndexingTask, index_rows
+from headrace.spark.outputs.held_deletions import MAX_KEPT_BYTES
+from headrace.spark.outputs.original_records import KafkaOriginalRecords
+from headrace.spark.records.kafka_ranges_source import KafkaBlocks
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds
 from headrace.wal.storage import open_storage
 
@@ -126,7 +127,7 @@ def test_a_batch_that_fails_while_it_is_read_leaves_its_task_no_consumer_that_st
     clicks = Clicks()
     clicks.kafka.produce("clicks", 0, *[b"{}"] * 8)
     reader = partial(KafkaRangeReader, consumer_factory=clicks.kafka.consumer, questions=Questions(clicks.kafka))
-    monkeypatch.setattr("headrace.spark.kafka_ranges_source.KafkaRangeReader", reader)
+    monkeypatch.setattr("headrace.spark.records.kafka_ranges_source.KafkaRangeReader", reader)
     clients = RangeClients.of(KafkaInput(bootstrap_servers="nowhere:1", topics="clicks"))
     output = ElasticsearchOutput(hosts="http://h:1", index="shop")
     options = replace(

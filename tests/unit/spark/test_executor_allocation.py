@@ -17,8 +17,8 @@ from headrace.batch.allocation import allocate
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.spark import executors
-from headrace.spark.executors import (
+from headrace.spark.receiving import executors
+from headrace.spark.receiving.executors import (
     ExecutorAllocationManager,
     live_executor_ids,
     release_executor,

@@ -15,8 +15,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.spark.batch_command import TaskGoneError
-from headrace.spark.failures import (
+from headrace.spark.attempts.batch_command import TaskGoneError
+from headrace.spark.attempts.failures import (
     AttemptFailedError,
     ended_from_outside,
     failure_of,
@@ -25,8 +25,8 @@ from headrace.spark.failures import (
     task_cause,
 )
 from headrace.spark.outputs.writer import OutputRowsError
+from headrace.spark.records.transforms import TransformError
 from headrace.spark.termination import Terminated
-from headrace.spark.transforms import TransformError
 
 SPARK = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -233,8 +233,8 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
     [
         (RangesGoneError("gone"), Failure.FINAL),
         (of_executor("headrace.kafka.errors.RangesGoneError: gone"), Failure.FINAL),
-        (of_executor("headrace.spark.wal_source.DamagedBlockError: damaged"), Failure.FINAL),
-        (of_executor("headrace.spark.wal_source.UnreadableBlockError: missing"), Failure.PASSING),
+        (of_executor("headrace.spark.records.wal_source.DamagedBlockError: damaged"), Failure.FINAL),
+        (of_executor("headrace.spark.records.wal_source.UnreadableBlockError: missing"), Failure.PASSING),
         (of_executor("headrace.no_such_module.AnError: ?"), Failure.PASSING),
         (TransformError("takes two"), Failure.CODE),
         (KeyError("rate"), Failure.CODE),

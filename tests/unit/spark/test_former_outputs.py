@@ -10,8 +10,8 @@ import pytest
 
 from headrace.batch.allocation import allocate
 from headrace.ledger import EventKind, Ledger
-from headrace.spark.batch_plan import AttemptPlan, plan_attempt
-from headrace.spark.former_outputs import AmbiguousOutputError
+from headrace.spark.attempts.batch_plan import AttemptPlan, plan_attempt
+from headrace.spark.attempts.former_outputs import AmbiguousOutputError
 from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, ParquetOutput, Stream
 from headrace.stream_context import StreamContext
 

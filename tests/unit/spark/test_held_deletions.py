@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.spark.held_deletions import MAX_KEPT_BYTES, HeldDeletions, held_rows, only_deletions
+from headrace.spark.outputs.held_deletions import MAX_KEPT_BYTES, HeldDeletions, held_rows, only_deletions
 
 
 def rows(*values: str | None, rejected: bool = False, document: str = "value") -> pa.RecordBatch:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.spark import job_log
-from headrace.spark.job_log import LOG_VARIABLE, bounded_log, parts_of, rotate
+from headrace.spark.receiving import job_log
+from headrace.spark.receiving.job_log import LOG_VARIABLE, bounded_log, parts_of, rotate
 
 
 @pytest.fixture

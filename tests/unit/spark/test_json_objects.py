@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.spark import json_objects
-from headrace.spark.decoding import RecordDecoding, UnknownTimeZoneError
-from headrace.spark.json_objects import JsonObjects, Utf8Texts
+from headrace.spark.records import json_objects
+from headrace.spark.records.decoding import RecordDecoding, UnknownTimeZoneError
+from headrace.spark.records.json_objects import JsonObjects, Utf8Texts
 from headrace.stream import KafkaInput, Utf8Decoder
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 123456, UTC)

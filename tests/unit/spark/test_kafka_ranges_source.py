@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from headrace.connections import ConnectionNotFoundError
-from headrace.spark.kafka_ranges_source import KafkaRangesDataSource, KafkaRangesReader, SourceOptionError
-from headrace.spark.wal_source import RECORD_SCHEMA
+from headrace.spark.records.kafka_ranges_source import KafkaRangesDataSource, KafkaRangesReader, SourceOptionError
+from headrace.spark.records.wal_source import RECORD_SCHEMA
 from headrace.stream import KafkaInput
 from headrace.stream.model import StreamDefinitionError
 

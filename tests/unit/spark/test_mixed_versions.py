@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.spark.receiver_process import ReceiverProcess
+from headrace.spark.receiving.receiver_process import ReceiverProcess
 from headrace.spark.versions import MixedSparkError, check_spark_packages
 
 Install = Callable[[str, str], None]

@@ -89,9 +89,10 @@ def test_changed_sources_give_another_file(tmp_path: Path) -> None:
 
 def test_all_that_executors_run_is_in_the_zip(tmp_path: Path) -> None:
     code = """
-        import headrace.spark.elasticsearch_sink, headrace.spark.receiver_launcher, headrace.spark.wal_source
+        import headrace.spark.outputs.elasticsearch_sink, headrace.spark.receiving.receiver_launcher
+        import headrace.spark.records.wal_source
         import headrace.elasticsearch.indexer, headrace.ledger.ledger, headrace.receiver.supervisor
-        from headrace.spark import wal_source
+        from headrace.spark.records import wal_source
         print(wal_source.__file__)
     """
     # Without site there is no .pth file, and so no other headrace than the zip's.

@@ -25,9 +25,15 @@ from headrace.ledger import AttemptState, BatchState, Ledger
 from headrace.ledger.batch_tables import Attempt, batches
 from headrace.ledger.errors import AttemptFencedError, LedgerError
 from headrace.ledger.receiving_tables import unclaimed_times
-from headrace.spark import range_run
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.range_run import RangeIncompleteError, RangeResult, RangeRunner, RangeSettings, processors_are_short
+from headrace.spark.attempts import range_run
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.range_run import (
+    RangeIncompleteError,
+    RangeResult,
+    RangeRunner,
+    RangeSettings,
+    processors_are_short,
+)
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 from headrace.stream.stream import replayed
 from headrace.stream_context import StreamContext

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.spark import receiver_application
-from headrace.spark.receiver_application import (
+from headrace.spark.receiving import receiver_application
+from headrace.spark.receiving.receiver_application import (
     TOKEN_VARIABLE,
     MasterUnreachableError,
     NoClusterError,

@@ -25,12 +25,12 @@ from headrace.listeners import StreamingStarted, StreamListener
 from headrace.listeners.job_listeners import JobListeners
 from headrace.receiver.health import REVISION
 from headrace.receiver.tracker import TrackerEnd, TrackerReport, find_sign
-from headrace.spark import receiver_job, receiver_process
-from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.job_token import APPLICATION
-from headrace.spark.receiver_application import ReceiverApplication
-from headrace.spark.receiver_job import BatchDrain, ReceiverJob, StorageNotUsableError
-from headrace.spark.receiver_process import ReceiverProcess
+from headrace.spark.receiving import receiver_job, receiver_process
+from headrace.spark.receiving.job_log import LOG_VARIABLE
+from headrace.spark.receiving.receiver_application import ReceiverApplication
+from headrace.spark.receiving.receiver_job import BatchDrain, ReceiverJob, StorageNotUsableError
+from headrace.spark.receiving.receiver_process import ReceiverProcess
 from headrace.spark.sessions import REPLACED_BY
 from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
@@ -212,7 +212,7 @@ def test_a_ledger_that_stays_away_keeps_no_job_alive(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver_job, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr("headrace.spark.receiver_job._MAX_INTERVALS", 0)
+    monkeypatch.setattr("headrace.spark.receiving.receiver_job._MAX_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
     assert ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
     assert spark.stopped

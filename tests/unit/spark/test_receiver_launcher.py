@@ -13,8 +13,8 @@ from headrace.ledger.states import ReceiverState
 from headrace.ledger.tables import JobLease
 from headrace.receiver.placement import Executor, Location
 from headrace.receiver.supervisor import ReceiverReport, ReceiverTask
-from headrace.spark import receiver_launcher
-from headrace.spark.receiver_launcher import (
+from headrace.spark.receiving import receiver_launcher
+from headrace.spark.receiving.receiver_launcher import (
     ExecutorReleaseError,
     NoFreeSlotError,
     SparkReceiverHandle,

@@ -13,7 +13,7 @@ import pytest
 from headrace.ledger import AttemptState
 from headrace.ledger.batch_tables import AttemptRow
 from headrace.spark import versions
-from headrace.spark.batch_command import replaces
+from headrace.spark.attempts.batch_command import replaces
 from headrace.spark.connect_sessions import (
     ConnectRefusedError,
     ConnectUrlError,

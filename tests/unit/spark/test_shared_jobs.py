@@ -18,17 +18,17 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.errors import Failure
 from headrace.kafka.errors import RangesUnreadableError
-from headrace.spark import shared_jobs
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.failures import failure_of, first_cause
-from headrace.spark.shared_jobs import (
+from headrace.spark.attempts import shared_jobs
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.failures import failure_of, first_cause
+from headrace.spark.attempts.shared_jobs import (
     BatchTaskFailedError,
     JobInterruptedError,
     SharedSparkJobs,
     _JobTasks,
     used_by_task,
 )
-from headrace.spark.wal_source import DamagedBlockError
+from headrace.spark.records.wal_source import DamagedBlockError
 
 SLOTS = 2
 
@@ -173,7 +173,9 @@ def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedSp
     error = found["damaged"]
     assert isinstance(error, BatchTaskFailedError)
     # As an error that comes through Spark, it is known by its traceback.
-    assert first_cause(error).startswith("headrace.spark.wal_source.DamagedBlockError: the block of damaged is damaged")
+    assert first_cause(error).startswith(
+        "headrace.spark.records.wal_source.DamagedBlockError: the block of damaged is damaged"
+    )
     assert failure_of(error) is DamagedBlockError.failure
 
 
@@ -233,7 +235,7 @@ def test_a_task_tries_no_more_batches_when_none_has_succeeded_for_a_minute(
     assert len(found) == len(batches)
     for name, error in zip(names.split()[len(log) :], found[len(log) :], strict=True):
         cause = first_cause(BatchTaskFailedError(error))
-        assert cause.startswith("headrace.spark.shared_jobs.BatchNotTriedError: Not tried: "), name
+        assert cause.startswith("headrace.spark.attempts.shared_jobs.BatchNotTriedError: Not tried: "), name
         assert "RangesUnreadableError: Kafka brought nothing" in cause
         assert failure_of(BatchTaskFailedError(error)) is Failure.PASSING
 

@@ -17,7 +17,7 @@ import pytest
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.spark.transforms import (
+from headrace.spark.records.transforms import (
     BatchContext,
     TransformError,
     apply_transform,
@@ -106,7 +106,7 @@ def test_a_mapping_has_to_name_every_output() -> None:
 def test_a_mapping_may_name_outputs_that_are_not_wanted_now_but_no_unknown_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headrace.spark.transforms._check_frame", lambda output, frame: None)
+    monkeypatch.setattr("headrace.spark.records.transforms._check_frame", lambda output, frame: None)
     frames: Any = apply_transform(
         lambda df: {"a": 1, "b": 2},
         {"records": 0},  # type: ignore[dict-item]

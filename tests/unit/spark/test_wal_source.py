@@ -14,7 +14,7 @@ from tests.support.records import make_block
 
 from headrace.blocks import ReceiverId
 from headrace.errors import Failure
-from headrace.spark.wal_source import (
+from headrace.spark.records.wal_source import (
     DamagedBlockError,
     ListedBlock,
     LogBlocks,
@@ -104,7 +104,7 @@ def test_a_task_has_half_a_megabyte_at_least(
             return given
 
     size = sum(block.payload_bytes for _, block in blocks.blocks)
-    monkeypatch.setattr("headrace.spark.wal_source._MIN_TASK_BYTES", size // 4)
+    monkeypatch.setattr("headrace.spark.records.wal_source._MIN_TASK_BYTES", size // 4)
     session: Any = Session()
     assert blocks.numbered(session, tasks) == (0, sum(RECORDS), 1, planned)
 

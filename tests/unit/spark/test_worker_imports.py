@@ -9,21 +9,21 @@ import sys
 import pytest
 
 WORKERS = [
-    "headrace.spark.wal_source",
-    "headrace.spark.kafka_ranges_source",
-    "headrace.spark.elasticsearch_sink",
+    "headrace.spark.records.wal_source",
+    "headrace.spark.records.kafka_ranges_source",
+    "headrace.spark.outputs.elasticsearch_sink",
     # To withdraw the dead letters of earlier attempts.
     "headrace.elasticsearch.dead_letter_index",
-    "headrace.spark.shared_jobs",
+    "headrace.spark.attempts.shared_jobs",
     "headrace.spark.outputs.kafka",
     "headrace.spark.outputs.parquet",
     "headrace.spark.state.source",
-    "headrace.spark.warm_up",
+    "headrace.spark.attempts.warm_up",
 ]
 # What a worker has imported before it unpickles a data source of ours.
 PYSPARK = "pyspark.worker, pyspark.sql.worker.plan_data_source_read, pyspark.sql.worker.write_into_data_source"
 HEAVY = (
-    *("airflow", "alembic", "headrace.ledger", "headrace.spark.attempt", "pandas", "sqlalchemy", "typer"),
+    *("airflow", "alembic", "headrace.ledger", "headrace.spark.attempts.attempt", "pandas", "sqlalchemy", "typer"),
     # The official Elasticsearch client and what it loads: it speaks only to servers of its own version.
     *("aiohttp", "elastic_transport", "elasticsearch", "httpx", "requests", "rich"),
 )
@@ -37,7 +37,7 @@ def test_a_workers_module_imports_no_heavy_module(module: str) -> None:
 
 
 def test_a_worker_that_writes_documents_needs_neither_kafka_nor_definitions() -> None:
-    assert heavy(imported_by("headrace.spark.elasticsearch_sink"), NOT_TO_WRITE_DOCUMENTS) == []
+    assert heavy(imported_by("headrace.spark.outputs.elasticsearch_sink"), NOT_TO_WRITE_DOCUMENTS) == []
 
 
 def imported_by(module: str) -> list[str]:

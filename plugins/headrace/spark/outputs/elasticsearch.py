@@ -25,16 +25,16 @@ from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.errors import DuplicateIdsError, ForeignVersionsError, TooManyDeadLettersError
 from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
-from headrace.spark.documents import lacks_incarnation
+from headrace.spark.outputs.documents import lacks_incarnation
 from headrace.spark.outputs.writer import WARNING, report_file
 from headrace.stream import ElasticsearchOutput, RecordIds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.spark.documents import BatchIncarnations
+    from headrace.spark.attempts.shared_jobs import BatchBlocks
+    from headrace.spark.outputs.documents import BatchIncarnations
     from headrace.spark.outputs.writer import Counts, RunBlocks, WrittenBatch
-    from headrace.spark.shared_jobs import BatchBlocks
 
 
 _DAY_MS = 86_400_000
@@ -74,7 +74,7 @@ class ElasticsearchOutputWriter:
 
     def write_blocks(self, run: RunBlocks, blocks: BatchBlocks, batch: WrittenBatch) -> Counts:
         """Index the records of these blocks as they are. Otherwise as `write`."""
-        from headrace.spark.elasticsearch_sink import index_blocks
+        from headrace.spark.outputs.elasticsearch_sink import index_blocks
 
         with report_file(batch, self._output.id) as uri:
             options = self._options(batch, uri)
@@ -86,7 +86,7 @@ class ElasticsearchOutputWriter:
 
     def _options(self, batch: WrittenBatch, report: str) -> IndexingOptions:
         """The options, when the index is known to be this output's alone. Raises UnsuitableTargetError if it is not."""
-        from headrace.spark.elasticsearch_sink import check_unshared
+        from headrace.spark.outputs.elasticsearch_sink import check_unshared
 
         options = options_of(self._output, batch, report=report)
         others = batch.stream.elasticsearch_outputs
@@ -96,7 +96,7 @@ class ElasticsearchOutputWriter:
     def _outcome(
         self, report: IndexingReport, total: IndexingCounts, batch: WrittenBatch, options: IndexingOptions
     ) -> Counts:
-        from headrace.spark.elasticsearch_sink import withdraw_letters
+        from headrace.spark.outputs.elasticsearch_sink import withdraw_letters
 
         self._check_versions(total, batch, options)
         former = [replace(options, output_id=step) for step in batch.former_steps]
@@ -187,12 +187,12 @@ def write_documents(
     stores warnings and this process reads them.
 
     Raises:
-        UnsuitableRowsError: see ``headrace.spark.documents.prepare_documents``.
+        UnsuitableRowsError: see ``headrace.spark.outputs.documents.prepare_documents``.
         DuplicateIdsError: rows of the batch have the same id.
         ForeignDocumentsError: the index holds documents of another source under ids of the batch.
     """
-    from headrace.spark.documents import prepare_documents
-    from headrace.spark.elasticsearch_sink import index_rows
+    from headrace.spark.outputs.documents import prepare_documents
+    from headrace.spark.outputs.elasticsearch_sink import index_rows
 
     prepared = prepare_documents(frame, output, incarnations=incarnations)
     report = index_rows(prepared, options)
@@ -208,8 +208,8 @@ def write_undecodable(
     """Write records that do not decode to the output's dead letters, with their bytes from Kafka."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from headrace.spark.decoding import REASON
-    from headrace.spark.elasticsearch_sink import index_rows
+    from headrace.spark.outputs.elasticsearch_sink import index_rows
+    from headrace.spark.records.decoding import REASON
 
     reason = F.col(REASON).alias(REJECTED_BECAUSE)
     rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, TIMESTAMP, reason)

@@ -15,10 +15,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from headrace.clock import time_text
 from headrace.errors import Failure
-from headrace.spark.failures import failure_of, first_cause
+from headrace.spark.attempts.failures import failure_of, first_cause
 from headrace.spark.outputs.writer import OutputError
+from headrace.spark.records.transforms import UNDECODABLE, load_foreach
 from headrace.spark.sessions import collect
-from headrace.spark.transforms import UNDECODABLE, load_foreach
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from headrace.batch.manifest import Manifest
 from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, TOPIC, VALUE
-from headrace.spark.documents import json_text
+from headrace.spark.outputs.documents import json_text
 from headrace.spark.outputs.kafka_transaction import (
     END,
     BatchTransaction,
@@ -44,7 +44,7 @@ from headrace.spark.outputs.kafka_transaction import (
     topic_id,
 )
 from headrace.spark.outputs.writer import OutputOptionsError, OutputRowsError, counted, leave_counts
-from headrace.spark.record_columns import own_columns
+from headrace.spark.records.record_columns import own_columns
 from headrace.spark.sessions import register_source
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class KafkaWriter:
         if not inputs or not batch.manifest_uri:
             return []
         # Not at the top: Spark's workers import this module, and need no ledger.
-        from headrace.spark.batch_plan import load_manifests
+        from headrace.spark.attempts.batch_plan import load_manifests
 
         manifests = [Manifest.load(batch.manifest_uri), *load_manifests(batch.earlier)]
         partitions = [

@@ -41,7 +41,6 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from headrace.clock import time_text
-from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.outputs.writer import (
     AttemptReplacedError,
     OutputError,
@@ -50,6 +49,7 @@ from headrace.spark.outputs.writer import (
     counted,
     leave_counts,
 )
+from headrace.spark.records.arrow_types import arrow_schema
 from headrace.spark.sessions import register_source
 from headrace.wal.storage import sync_file
 

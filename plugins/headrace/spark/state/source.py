@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.spark.arrow_types import arrow_schema
+from headrace.spark.records.arrow_types import arrow_schema
 from headrace.spark.state.version import (
     DATA,
     Outcome,

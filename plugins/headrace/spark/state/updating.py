@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.clock import time_text
+from headrace.spark.records.transforms import arguments, load_function
 from headrace.spark.sessions import register_source
 from headrace.spark.state.source import OUTCOME
 from headrace.spark.state.version import (
@@ -52,7 +53,6 @@ from headrace.spark.state.version import (
     next_version,
     stem,
 )
-from headrace.spark.transforms import arguments, load_function
 from headrace.stream.model import milliseconds
 from headrace.stream.state import REMOVED_FLAG
 

@@ -21,7 +21,7 @@ from tests.support.spark_cluster import SparkCluster
 from headrace.ledger import EventKind
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.receiver.placement import Executor
-from headrace.spark.executors import executor_of_group, executors_of, placed
+from headrace.spark.receiving.executors import executor_of_group, executors_of, placed
 from headrace.stream import KafkaInput, SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

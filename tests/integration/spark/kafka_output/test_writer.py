@@ -17,11 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.integration.spark.conftest import read_log
 from tests.integration.spark.kafka_output.conftest import T, create, read, values
 
-from headrace.spark.failures import first_cause
+from headrace.spark.attempts.failures import first_cause
 from headrace.spark.outputs.kafka import KafkaWriter, prepare_messages
 from headrace.spark.outputs.writer import Counts, OutputRowsError, WrittenBatch
-from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.transforms import BatchContext
+from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream
 
 Write = Callable[..., Counts]

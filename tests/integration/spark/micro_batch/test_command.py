@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.integration.spark.micro_batch.conftest import Make
 
-from headrace.spark.attempt import BatchResult
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.batch_command import main
+from headrace.spark.attempts.attempt import BatchResult
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.batch_command import main
 from headrace.stream import (
     ConsoleOutput,
 )
@@ -72,7 +72,7 @@ def test_an_attempt_that_the_caller_began_has_the_parameters_of_its_row(
         given.append(dict(attempt.parameters))
         return BatchResult("clicks", time_ms, 1, records=0, blocks=0, seconds=0.0)
 
-    monkeypatch.setattr("headrace.spark.batch_command.run_attempt", noted)
+    monkeypatch.setattr("headrace.spark.attempts.batch_command.run_attempt", noted)
     time_ms = batch.allocate()
     attempt = batch.ledger.attempts.begin(
         "clicks", time_ms, holder="test", way="submit", lease_ms=30_000, attributes={"parameters": {"threshold": 5}}

@@ -17,7 +17,7 @@ from headrace.batch.manifest import ManifestError
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.spark.failures import AttemptFailedError
+from headrace.spark.attempts.failures import AttemptFailedError
 from headrace.stream import (
     ConsoleOutput,
     ElasticsearchOutput,

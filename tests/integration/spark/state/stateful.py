@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from headrace.spark.outputs.writer import WrittenBatch
+from headrace.spark.records.transforms import BatchContext
 from headrace.spark.state.updating import state_frames, update_state
 from headrace.spark.state.version import StateStore
-from headrace.spark.transforms import BatchContext
 from headrace.stream import Stream
 
 INTERVAL_MS = 10_000

@@ -18,9 +18,9 @@ from tests.integration.spark.state.stateful import (
     running_count,
 )
 
+from headrace.spark.records.transforms import BatchContext
 from headrace.spark.state.updating import state_frames, update_state
 from headrace.spark.state.version import StateStore
-from headrace.spark.transforms import BatchContext
 from headrace.stream import Stream
 
 

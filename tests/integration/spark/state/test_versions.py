@@ -20,7 +20,7 @@ from tests.integration.spark.state.stateful import (
     running_count,
 )
 
-from headrace.spark.failures import first_cause
+from headrace.spark.attempts.failures import first_cause
 from headrace.spark.state.updating import state_frames, update_state
 from headrace.spark.state.version import (
     StateDefinitionError,

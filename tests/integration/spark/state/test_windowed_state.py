@@ -13,7 +13,7 @@ from tests.integration.spark.state.stateful import (
     initial_counts,
 )
 
-from headrace.spark.batch_plan import evicted_batch_times
+from headrace.spark.attempts.batch_plan import evicted_batch_times
 from headrace.spark.state.updating import add_and_subtract, update_state
 from headrace.stream import KafkaInput
 

@@ -16,11 +16,10 @@ from headrace.elasticsearch.counts import HeldVersion, IndexingCounts, IndexingR
 from headrace.elasticsearch.errors import ForeignVersionsError, TooManyDeadLettersError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.errors import Failure
-from headrace.spark import elasticsearch_sink
-from headrace.spark.outputs import elasticsearch
+from headrace.spark.outputs import elasticsearch, elasticsearch_sink
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter, options_of
 from headrace.spark.outputs.writer import WrittenBatch
-from headrace.spark.transforms import BatchContext
+from headrace.spark.records.transforms import BatchContext
 from headrace.stream import DeadLetterLimit, ElasticsearchOutput, KafkaInput, Stream
 
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="clicks")

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.spark.outputs.functions import ForeachBatchWriter, FunctionFailedError, print_batch
 from headrace.spark.outputs.writer import Counts, WrittenBatch
-from headrace.spark.transforms import BatchContext, TransformError
+from headrace.spark.records.transforms import BatchContext, TransformError
 from headrace.stream import ForeachBatchOutput, KafkaInput, Stream, StreamDefinitionError
 
 

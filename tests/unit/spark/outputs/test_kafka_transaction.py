@@ -36,7 +36,7 @@ from headrace.spark.outputs.kafka_transaction import (
     reported,
 )
 from headrace.spark.outputs.writer import WrittenBatch
-from headrace.spark.transforms import BatchContext
+from headrace.spark.records.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream
 from headrace.wal.storage import open_storage
 

@@ -26,7 +26,8 @@ from pyspark.sql.types import (
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt
-from headrace.spark.batch_plan import evicted_batches
+from headrace.spark.attempts.batch_plan import evicted_batches
+from headrace.spark.records.transforms import TransformError, check_transform
 from headrace.spark.state import updating
 from headrace.spark.state.updating import check_returned, check_stored, has_map, update_state
 from headrace.spark.state.version import (
@@ -40,7 +41,6 @@ from headrace.spark.state.version import (
     WriteReport,
     stem,
 )
-from headrace.spark.transforms import TransformError, check_transform
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, State, Stream
 from headrace.stream.model import StreamDefinitionError
 from headrace.stream_context import StreamContext

@@ -70,7 +70,7 @@ class TaskDecoder:
 
     def make(self, time_zone: str) -> ColumnDecoder:
         """Make the decoder, in a task. Raises DecoderMissingError."""
-        from headrace.spark.arrow_types import arrow_type
+        from headrace.spark.records.arrow_types import arrow_type
 
         module, _, name = self.reference.partition(":")
         try:
@@ -82,7 +82,7 @@ class TaskDecoder:
             ) from error
         keywords = dict(self.keywords)
         if self.kept_url is not None:
-            from headrace.spark.kept_values import KeptValues
+            from headrace.spark.records.kept_values import KeptValues
 
             keywords["kept"] = KeptValues(self.kept_url)
         return kind(arrow_type(self.column), time_zone=time_zone, **keywords)
@@ -138,7 +138,7 @@ class RecordDecoding:
         """The columns of the decoded rows: those of the record, its bytes, and ``undecodable_reason`` (null: none)."""
         from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-        from headrace.spark.record_columns import RECORD_SCHEMA
+        from headrace.spark.records.record_columns import RECORD_SCHEMA
 
         if self.keep_bytes is None:
             return StructType([*RECORD_SCHEMA.fields, StructField(REASON, StringType())])
@@ -157,7 +157,7 @@ class RecordDecoding:
         """Yield the batches with the columns of ``schema``."""
         import pyarrow as pa
 
-        from headrace.spark.arrow_types import arrow_schema
+        from headrace.spark.records.arrow_types import arrow_schema
 
         target = arrow_schema(self.schema)
         # The executor's database may lack what the driver's has. Each local time would then be refused.
@@ -202,7 +202,7 @@ def _left_out(values: pa.Array, decoded: pa.Array, refused: Mapping[int, str]) -
 def _column_type(ddl: str) -> DataType:
     from pyspark.sql.types import DataType, StringType
 
-    from headrace.spark.record_columns import with_marked_fields
+    from headrace.spark.records.record_columns import with_marked_fields
 
     # Spark parses DDL in the JVM, over Spark Connect by a request.
     return StringType() if ddl == "STRING" else with_marked_fields(DataType.fromDDL(ddl))
@@ -255,7 +255,7 @@ def decode_input(spark: SparkSession, source: Input, read: Reader, folder_url: s
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-    from headrace.spark.record_columns import RECORD_SCHEMA
+    from headrace.spark.records.record_columns import RECORD_SCHEMA
 
     decoding = RecordDecoding.of(source, spark, folder_url)
     if decoding is None:

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
-from headrace.spark.failures import task_cause
+from headrace.spark.attempts.failures import task_cause
 from headrace.spark.sessions import cancel_tag, name_jobs
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from headrace.clock import time_text
+from headrace.spark.attempts.shared_jobs import JobInterruptedError
 from headrace.spark.connect_sessions import attempt_tag, fail_fast
 from headrace.spark.outputs.writer import WARNING
+from headrace.spark.records.transforms import BatchContext
 from headrace.spark.sessions import cancel_tag, is_connect, name_jobs, parallelism
-from headrace.spark.shared_jobs import JobInterruptedError
-from headrace.spark.transforms import BatchContext
 from headrace.stream import STATE_STEP
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt
-    from headrace.spark.shared_jobs import BatchBlocks, BlockTask, SharedSparkJobs
+    from headrace.spark.attempts.shared_jobs import BatchBlocks, BlockTask, SharedSparkJobs
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext
 

@@ -17,7 +17,8 @@ from headrace.receiver.placement import Executor, Location, Placement, ReceiverP
 from headrace.receiver.supervisor import ReceiverReport, ReceiverTask, run_receiver
 from headrace.receiver.tracked_receiver import NoPlaceError
 from headrace.secrets import log_to
-from headrace.spark.executors import (
+from headrace.spark.attempts.failures import first_cause, task_cause
+from headrace.spark.receiving.executors import (
     DRIVER,
     executor_of_group,
     executors_of,
@@ -25,9 +26,8 @@ from headrace.spark.executors import (
     placed,
     task_slots,
 )
-from headrace.spark.failures import first_cause, task_cause
+from headrace.spark.records.transforms import add_py_files
 from headrace.spark.termination import ProcessWatch, parent_gone
-from headrace.spark.transforms import add_py_files
 from headrace.stream import Stream
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError
 from headrace.receiver.placement import least_executors
 from headrace.secrets import HIDDEN_NAMES
+from headrace.spark.attempts.warm_up import warm_up
 from headrace.spark.connect_sessions import CONNECT_PLUGIN
-from headrace.spark.executors import task_slots
 from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
+from headrace.spark.receiving.executors import task_slots
 from headrace.spark.sessions import default_conf, given_conf, is_local_master, prepare_environment
 from headrace.spark.termination import under_spark_submit
-from headrace.spark.warm_up import warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,16 +31,16 @@ from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 from headrace.ledger.states import AttemptState
 from headrace.secrets import without_secrets
-from headrace.spark.attempt import BatchResult, run_attempt
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.batch_frames import sends_records
+from headrace.spark.attempts.attempt import BatchResult, run_attempt
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.failures import python_account
+from headrace.spark.attempts.range_run import POOL, RangeIncompleteError, RangeResult, RangeRunner, RangeSettings
+from headrace.spark.attempts.shared_jobs import SharedSparkJobs
 from headrace.spark.connect_sessions import attempt_session_id, attempt_tag, connect_session, end_session, fail_fast
-from headrace.spark.failures import python_account
 from headrace.spark.job_token import token_of_job
 from headrace.spark.packaging import connections_conf, send_code, send_connections
-from headrace.spark.range_run import POOL, RangeIncompleteError, RangeResult, RangeRunner, RangeSettings
+from headrace.spark.records.batch_frames import sends_records
 from headrace.spark.sessions import classic_session, given_conf, is_connect
-from headrace.spark.shared_jobs import SharedSparkJobs
 from headrace.spark.termination import (
     EXIT_FAILED,
     EXIT_NOT_OURS,

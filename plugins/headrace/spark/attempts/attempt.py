@@ -34,11 +34,17 @@ from headrace.errors import FAILURE, INTERRUPTED, TRIED_WITH, WARNING, Failure, 
 from headrace.ledger import BatchState
 from headrace.ledger.attempts import LIMIT_EXCEEDED
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
-from headrace.spark.batch_frames import BatchInputs, OutputFrames, blocks_of, sends_blocks, sharing_frames
-from headrace.spark.batch_plan import WRITTEN, plan_attempt
-from headrace.spark.failures import as_attempt_failed, attempt_failed, ended_from_outside, failure_of, reason_of
+from headrace.spark.attempts.batch_plan import WRITTEN, plan_attempt
+from headrace.spark.attempts.failures import (
+    as_attempt_failed,
+    attempt_failed,
+    ended_from_outside,
+    failure_of,
+    reason_of,
+)
 from headrace.spark.outputs.writer import BlockWriter, Counts, WrittenBatch, writer_of
-from headrace.spark.transforms import code_version, tried_with
+from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, blocks_of, sends_blocks, sharing_frames
+from headrace.spark.records.transforms import code_version, tried_with
 from headrace.stream import STATE_STEP
 
 if TYPE_CHECKING:
@@ -46,9 +52,9 @@ if TYPE_CHECKING:
 
     from headrace.elasticsearch.counts import HeldVersion
     from headrace.ledger.batch_tables import BatchRow
-    from headrace.spark.batch_attempt import BatchAttempt
-    from headrace.spark.batch_plan import AttemptPlan, OutputPlan
-    from headrace.spark.documents import BatchIncarnations
+    from headrace.spark.attempts.batch_attempt import BatchAttempt
+    from headrace.spark.attempts.batch_plan import AttemptPlan, OutputPlan
+    from headrace.spark.outputs.documents import BatchIncarnations
 
 
 logger = logging.getLogger(__name__)

@@ -95,10 +95,10 @@ def _make_documents(numbers: DataFrame) -> None:
 
 
 def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import headrace.spark.decoding
-    import headrace.spark.elasticsearch_sink
-    import headrace.spark.json_objects
-    import headrace.spark.wal_source  # noqa: F401 - a worker keeps what it has imported
+    import headrace.spark.outputs.elasticsearch_sink
+    import headrace.spark.records.decoding
+    import headrace.spark.records.json_objects
+    import headrace.spark.records.wal_source  # noqa: F401 - a worker keeps what it has imported
 
     freeze_imports()
     yield from rows
@@ -109,7 +109,7 @@ def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 def _decoded_values(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    from headrace.spark.json_objects import JsonObjects
+    from headrace.spark.records.json_objects import JsonObjects
 
     objects = JsonObjects(pa.struct([("a", pa.string()), ("b", pa.int64()), ("c", pa.float64())]))
     for batch in rows:

@@ -18,20 +18,20 @@ from headrace.batch.manifest import Manifest
 from headrace.clock import time_text
 from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import Failure, HeadraceError
-from headrace.spark.batch_plan import load_manifests
-from headrace.spark.decoding import DecodedInput, RecordDecoding, decode_input
-from headrace.spark.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation
+from headrace.spark.attempts.batch_plan import load_manifests
+from headrace.spark.outputs.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation
+from headrace.spark.records.decoding import DecodedInput, RecordDecoding, decode_input
+from headrace.spark.records.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.spark.sessions import parallelism, register_source
-from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.wal.local_copies import CopySettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.ledger.batch_tables import BatchOrigin
-    from headrace.spark.batch_attempt import BatchAttempt
-    from headrace.spark.batch_plan import OutputPlan
-    from headrace.spark.shared_jobs import BatchBlocks
+    from headrace.spark.attempts.batch_attempt import BatchAttempt
+    from headrace.spark.attempts.batch_plan import OutputPlan
+    from headrace.spark.attempts.shared_jobs import BatchBlocks
     from headrace.stream import Input, Output, Stream
 
 
@@ -87,13 +87,13 @@ def read_records(
     in_log = [origin for origin in origins if origin.source != "kafka"]
     frames = []
     if in_log or not in_kafka:
-        from headrace.spark.wal_source import LogBlocks
+        from headrace.spark.records.wal_source import LogBlocks
 
         frames.append(LogBlocks.of(load_manifests(in_log), source.id, copies).frame(spark, tasks, decoding))
     if in_kafka and source.in_kafka is None:
         refuse_reading_again(source, in_kafka)
     elif in_kafka:
-        from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
+        from headrace.spark.records.kafka_ranges_source import KafkaRangesDataSource
 
         register_source(spark, KafkaRangesDataSource)
         reader = spark.read.format("kafka_ranges").options(manifests=json.dumps(in_kafka), input=source.id)
@@ -298,7 +298,7 @@ class OutputFrames:
 
 def _records(origins: Origins, input_id: str) -> int | None:
     """The number of an input's records in these batches; None if some are read from Kafka, which may have fewer."""
-    from headrace.spark.wal_source import LogBlocks
+    from headrace.spark.records.wal_source import LogBlocks
 
     if any(origin.source == "kafka" for origin in origins):
         return None
@@ -338,9 +338,9 @@ def blocks_of(stream: Stream, plan: OutputPlan) -> BatchBlocks:
     manifests = load_manifests(plan.origins)
     kafka = source.in_kafka
     if kafka is not None and any(origin.source == "kafka" for origin in plan.origins):
-        from headrace.spark.kafka_ranges_source import KafkaBlocks
+        from headrace.spark.records.kafka_ranges_source import KafkaBlocks
 
         return KafkaBlocks.of(manifests, kafka)
-    from headrace.spark.wal_source import LogBlocks
+    from headrace.spark.records.wal_source import LogBlocks
 
     return LogBlocks.of(manifests, source.id, CopySettings.of(stream.storage))

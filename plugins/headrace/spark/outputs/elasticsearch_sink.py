@@ -44,17 +44,17 @@ from headrace.processes import freeze_imports
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from headrace.spark.attempts.shared_jobs import BatchBlocks
     from headrace.spark.outputs.writer import RunBlocks
-    from headrace.spark.shared_jobs import BatchBlocks
     from headrace.stream import ElasticsearchOutput
-from headrace.spark.held_deletions import HeldDeletions, held_rows, only_deletions
-from headrace.spark.original_records import (
+from headrace.spark.outputs.held_deletions import HeldDeletions, held_rows, only_deletions
+from headrace.spark.outputs.original_records import (
     BatchOriginalRecords,
     KafkaOriginalRecords,
     ManifestOriginalRecords,
     WindowOriginalRecords,
 )
-from headrace.spark.target_watch import TargetWatch, open_transport
+from headrace.spark.outputs.target_watch import TargetWatch, open_transport
 
 logger = logging.getLogger(__name__)
 

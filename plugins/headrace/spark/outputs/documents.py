@@ -49,8 +49,8 @@ def prepare_documents(
 ) -> DataFrame:
     """The rows of ``df`` in the shape of ``headrace.elasticsearch.columns``.
 
-    The record's own columns are recognised by their marks (``headrace.spark.record_columns``), so a column that the
-    transform made is part of the document whatever its name is, except for the reserved names:
+    The record's own columns are recognised by their marks (``headrace.spark.records.record_columns``), so a column that
+    the transform made is part of the document whatever its name is, except for the reserved names:
 
     - Rows with ``topic``, ``partition`` and ``offset`` belong to a record: these are its position, not part of the
       document; nor are ``rejected_because`` and the record's own incarnation, headers, timestamp type and binary key.
@@ -82,7 +82,7 @@ class _Rows:
     """The columns of an output's rows, and what each of them is."""
 
     def __init__(self, df: DataFrame, output: ElasticsearchOutput) -> None:
-        from headrace.spark.record_columns import decoded_fields, own_columns
+        from headrace.spark.records.record_columns import decoded_fields, own_columns
 
         schema = df.schema
         self._output = output
@@ -292,7 +292,7 @@ class BatchIncarnations:
 
 def incarnation_column(schema: StructType) -> str | None:
     """The column that has the record's incarnation, if the rows have it: a transform's own ``incarnation`` is none."""
-    from headrace.spark.record_columns import own_columns
+    from headrace.spark.records.record_columns import own_columns
 
     if FOUND_INCARNATION in schema.names:
         return FOUND_INCARNATION

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from headrace.blocks import BlockHandle
 from headrace.errors import Failure, HeadraceError
 from headrace.processes import freeze_imports
-from headrace.spark.arrow_types import arrow_schema
-from headrace.spark.record_columns import RECORD_SCHEMA
+from headrace.spark.records.arrow_types import arrow_schema
+from headrace.spark.records.record_columns import RECORD_SCHEMA
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
 from headrace.wal.reader import read_blocks
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.batch.manifest import Manifest
-    from headrace.spark.decoding import RecordDecoding
-    from headrace.spark.shared_jobs import BlockTask
+    from headrace.spark.attempts.shared_jobs import BlockTask
+    from headrace.spark.records.decoding import RecordDecoding
 
 # Blocks of 200 ms are often small. Combined into batches of this many records, Spark's cost per Arrow batch is small.
 _ROWS_PER_BATCH = 16_384

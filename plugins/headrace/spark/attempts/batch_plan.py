@@ -17,7 +17,7 @@ from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.errors import RecordsReplacedError
 from headrace.ledger.states import AttemptState, EventKind
-from headrace.spark.former_outputs import former_steps
+from headrace.spark.attempts.former_outputs import former_steps
 from headrace.spark.state.version import StateStore
 from headrace.stream import STATE_STEP
 from headrace.stream.model import milliseconds
@@ -72,7 +72,7 @@ class OutputPlan:
     dead letter, also a record in no window. ``needs_spark`` is False if these batches give no rows. ``skipped`` is the
     reason why the output has nothing to do at this batch time. ``written_before``: an earlier attempt may have written
     documents of this batch. ``tried_before``: an earlier attempt included the output, and may have written dead
-    letters. ``former_steps``: see ``headrace.spark.former_outputs``.
+    letters. ``former_steps``: see ``headrace.spark.attempts.former_outputs``.
     """
 
     output: Output
@@ -110,7 +110,7 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
         UndeclaredInputError: no output would read some of the batch's own records, and none has read them before.
         WindowRemovedError: the batch was completed before, or is replayed, and a window reaches back to a removed one.
-        AmbiguousOutputError: see ``headrace.spark.former_outputs``.
+        AmbiguousOutputError: see ``headrace.spark.attempts.former_outputs``.
     """
     time_ms = batch.batch_time_ms
     own = origins_of(context, [time_ms]).get(time_ms)

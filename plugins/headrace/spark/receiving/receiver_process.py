@@ -37,10 +37,9 @@ from headrace.ledger.tables import JobLease, JobRow
 from headrace.processes import PROCESS, own_identity
 from headrace.receiver.health import REVISION
 from headrace.secrets import CleanFormatter, log_to
-from headrace.spark.batch_server import link_batch_server, start_batch_server, unlink_batch_server
-from headrace.spark.executors import task_slots
-from headrace.spark.failures import first_cause
-from headrace.spark.job_log import LOG_VARIABLE, bounded_log
+from headrace.spark.attempts.batch_server import link_batch_server, start_batch_server, unlink_batch_server
+from headrace.spark.attempts.failures import first_cause
+from headrace.spark.attempts.warm_up import warm_up_connect
 from headrace.spark.job_token import (
     APPLICATION,
     FINGERPRINT,
@@ -48,13 +47,15 @@ from headrace.spark.job_token import (
     secret_fingerprint,
     token_from_environment,
 )
-from headrace.spark.receiver_application import (
+from headrace.spark.receiving.executors import task_slots
+from headrace.spark.receiving.job_log import LOG_VARIABLE, bounded_log
+from headrace.spark.receiving.receiver_application import (
     ReceiverApplication,
     check_task_slots,
     start_application,
 )
-from headrace.spark.receiver_job import ERROR_CHARACTERS, RENEW_SECONDS, ReceiverJob, Renewing
-from headrace.spark.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.receiving.receiver_job import ERROR_CHARACTERS, RENEW_SECONDS, ReceiverJob, Renewing
+from headrace.spark.receiving.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.sessions import is_local_master
 from headrace.spark.termination import (
     EXIT_FAILED,
@@ -68,7 +69,6 @@ from headrace.spark.termination import (
     under_spark_submit,
 )
 from headrace.spark.versions import check_spark_packages, current_versions, version_differences
-from headrace.spark.warm_up import warm_up_connect
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 

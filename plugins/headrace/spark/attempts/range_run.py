@@ -31,9 +31,9 @@ from headrace.clock import readable_seconds, time_text
 from headrace.errors import TRY_NUMBER, HeadraceError
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError, SlotBusyError
 from headrace.ledger.states import AttemptState, BatchState
-from headrace.spark.attempt import run_attempt
-from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.failures import reason_of
+from headrace.spark.attempts.attempt import run_attempt
+from headrace.spark.attempts.batch_attempt import BatchAttempt
+from headrace.spark.attempts.failures import reason_of
 from headrace.spark.outputs.writer import WARNING
 from headrace.stream import STATE_STEP
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
-    from headrace.spark.shared_jobs import SharedSparkJobs
+    from headrace.spark.attempts.shared_jobs import SharedSparkJobs
     from headrace.stream_context import StreamContext
 
 POOL = "again"

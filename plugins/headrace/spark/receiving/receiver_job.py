@@ -23,17 +23,17 @@ from headrace.ledger.tables import JobLease, JobRow
 from headrace.listeners.bus import LAST_SAVE_SECONDS
 from headrace.listeners.job_listeners import JobListeners
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd, TrackerReport, write_sign
-from headrace.spark.executors import ExecutorAllocationManager
-from headrace.spark.failures import first_cause
-from headrace.spark.receiver_application import ReceiverApplication
-from headrace.spark.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.attempts.failures import first_cause
+from headrace.spark.receiving.executors import ExecutorAllocationManager
+from headrace.spark.receiving.receiver_application import ReceiverApplication
+from headrace.spark.receiving.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.records.transforms import add_py_files
 from headrace.spark.sessions import REPLACED_BY
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated
-from headrace.spark.transforms import add_py_files
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
-    from headrace.spark.receiver_process import JobApplication
+    from headrace.spark.receiving.receiver_process import JobApplication
 
 logger = logging.getLogger(__name__)
 

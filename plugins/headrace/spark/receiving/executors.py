@@ -25,8 +25,8 @@ from headrace.stream_context import StreamContext
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
-    from headrace.spark.receiver_application import ReceiverApplication
-    from headrace.spark.receiver_launcher import SparkReceiverLauncher
+    from headrace.spark.receiving.receiver_application import ReceiverApplication
+    from headrace.spark.receiving.receiver_launcher import SparkReceiverLauncher
 
 
 logger = logging.getLogger(__name__)

@@ -35,16 +35,16 @@ from headrace.errors import HeadraceError
 from headrace.kafka.range_reader import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
 from headrace.kafka.ranges import MIN_TASK_RECORDS, RangeRun, RecordedRange, deal, in_order, joined
 from headrace.processes import freeze_imports
-from headrace.spark.arrow_types import arrow_schema
-from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.shared_jobs import used_by_task
-from headrace.spark.wal_source import to_spark
+from headrace.spark.attempts.shared_jobs import used_by_task
+from headrace.spark.records.arrow_types import arrow_schema
+from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.wal_source import to_spark
 from headrace.stream.inputs import KafkaInput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.shared_jobs import BlockTask
+    from headrace.spark.attempts.shared_jobs import BlockTask
 
 FORMAT = "kafka_ranges"
 

@@ -122,12 +122,12 @@ def _import_for_batches() -> None:
     import sqlalchemy.dialects.postgresql
     import sqlalchemy.dialects.sqlite  # noqa: F401
 
-    import headrace.spark.batch_command
-    import headrace.spark.batch_frames
-    import headrace.spark.documents
-    import headrace.spark.elasticsearch_sink
+    import headrace.spark.attempts.batch_command
+    import headrace.spark.outputs.documents
     import headrace.spark.outputs.elasticsearch
-    import headrace.spark.wal_source
+    import headrace.spark.outputs.elasticsearch_sink
+    import headrace.spark.records.batch_frames
+    import headrace.spark.records.wal_source
     import headrace.wal.storage  # noqa: F401
 
     # The garbage collector of a forked process would write to, and so copy, the memory that it shares with this one.
@@ -310,7 +310,7 @@ def _run_as_caller(request: dict[str, Any], streams: Sequence[int], server: int)
     import numpy as np
     from setproctitle import setproctitle
 
-    from headrace.spark.batch_command import main as run
+    from headrace.spark.attempts.batch_command import main as run
 
     setproctitle(request["title"])
     os.environ.clear()
