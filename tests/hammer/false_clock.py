@@ -24,25 +24,28 @@ _SCRIPT = """#!/bin/sh
 if [ -e '{offset}' ]; then
   export LD_PRELOAD='{library}' {variable}="$(cat '{offset}')" FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1
 fi
-exec '{program}' "$@"
+exec '{java}' "$@"
 """
 
 
 class FalseClock:
-    """A `spark-submit` in ``programs``: what it starts has the clock that is set then, until it ends."""
+    """A Java in ``home``, for JAVA_HOME: what it starts has the clock that is set then, until it ends.
 
-    def __init__(self, programs: Path, program: Path) -> None:
-        """``program`` is the real `spark-submit`. Raises FalseClockError without libfaketime."""
+    A task puts its environment's own programs first in PATH, so that another `spark-submit` there would not be found.
+    """
+
+    def __init__(self, home: Path, java: Path) -> None:
+        """``java`` is the real program. Raises FalseClockError without libfaketime."""
         found = [path for folder in _FOLDERS for path in (*Path(folder).glob(f"*/{_LIBRARY}"), Path(folder, _LIBRARY))]
         library = next((path for path in found if path.exists()), None)
         if library is None:
             raise FalseClockError("libfaketime is not installed (`apt-get install faketime`).")
-        programs.mkdir(parents=True, exist_ok=True)
-        self.programs = programs
-        self._offset = programs / "offset"
-        script = programs / "spark-submit"
+        script = home / "bin" / "java"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        self._offset = home / "offset"
         script.write_text(
-            _SCRIPT.format(offset=self._offset, library=library, variable=_VARIABLE, program=program), encoding="utf-8"
+            _SCRIPT.format(offset=self._offset, library=library, variable=_VARIABLE, java=java), encoding="utf-8"
         )
         script.chmod(0o755)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -38,6 +37,7 @@ from tests.support.spark_cluster import SparkCluster
 
 from headrace.devstack.airflow import Airflow
 from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.devstack.jars import find_java
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.server import Server
 from headrace.devstack.stack import LEDGER_DATABASE, Stack, StackOptions
@@ -219,7 +219,7 @@ class Ground:
         try:
             if self._ledger is LedgerKind.SQLITE:
                 raise FalseClockError("a file of SQLite has the clock of each process that writes to it.")
-            return FalseClock(self.data / "programs", Path(sys.executable).with_name("spark-submit"))
+            return FalseClock(self.data / "java", find_java().executable)
         except FalseClockError as error:
             self.impossible[Target.CLOCK] = str(error)
             return None
@@ -264,9 +264,9 @@ class Ground:
             os.environ["HAMMER_KEYS"] = str(transform)
         in_postgres = self._ledger is LedgerKind.POSTGRES
         os.environ["HAMMER_LEDGER"] = "connection:headrace_ledger" if in_postgres else self.ledger_url
-        os.environ.pop("HAMMER_PROGRAMS", None)
+        os.environ.pop("HAMMER_JAVA_HOME", None)
         if self.clock is not None:
-            os.environ["HAMMER_PROGRAMS"] = str(self.clock.programs)
+            os.environ["HAMMER_JAVA_HOME"] = str(self.clock.home)
         if self.syncs is not None:
             os.environ["PYTHONPATH"] = os.pathsep.join(
                 [self.syncs.python_path, *filter(None, [os.environ.get("PYTHONPATH")])]

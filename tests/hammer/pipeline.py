@@ -42,8 +42,8 @@ from headrace.dags import stream_dags
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Limits, SparkSettings, Storage, Stream
 
 MASTER = os.environ.get("HAMMER_SPARK_MASTER")
-if PROGRAMS := os.environ.get("HAMMER_PROGRAMS"):
-    os.environ["PATH"] = os.pathsep.join([PROGRAMS, os.environ["PATH"]])
+if JAVA_HOME := os.environ.get("HAMMER_JAVA_HOME"):
+    os.environ["JAVA_HOME"] = JAVA_HOME
 KEYS = os.environ.get("HAMMER_KEYS")
 CLUSTER = {{"spark.cores.max": "4", "spark.executor.cores": "2", "spark.executor.memory": "768m"}}
 

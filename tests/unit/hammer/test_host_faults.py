@@ -207,10 +207,10 @@ def test_slow_syncs_hit_once_one_was_slow(
 
 def test_what_is_started_with_a_wrong_clock_keeps_it(tmp_path: Path) -> None:
     try:
-        clock = FalseClock(tmp_path / "programs", Path(sys.executable))
+        clock = FalseClock(tmp_path / "home", Path(sys.executable))
     except FalseClockError as error:
         pytest.skip(str(error))
-    command = [str(tmp_path / "programs" / "spark-submit"), "-c"]
+    command = [str(tmp_path / "home" / "bin" / "java"), "-c"]
     code = "import sys, time; print(time.time(), time.monotonic(), flush=True); sys.stdin.read()"
 
     def ahead(action: Action | None) -> float:

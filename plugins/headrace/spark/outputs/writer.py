@@ -51,8 +51,8 @@ class WrittenBatch:
     attempt may have written documents of this batch to the output. ``tried_before``: an earlier attempt included the
     output and may have written dead letters. ``former_steps``: earlier attempts may have written the batch to the
     output's place under these other steps (``headrace.spark.attempts.former_outputs``). ``target``: the name of a
-    replay, "" for the stream's own output; ``stream_steps``: the steps that the stream itself may have written the batch
-    with, of a replay. ``known_place``: returns the place to which the newest batch of an output was written
+    replay, "" for the stream's own output; ``stream_steps``: the steps that the stream itself may have written the
+    batch with, of a replay. ``known_place``: returns the place to which the newest batch of an output was written
     (``headrace.batch.places``). ``check_held_versions``: see ``headrace.batch.held_versions``. ``out``: where a console
     output prints. ``progress``: receives lines of text on the progress.
     """
