@@ -11,8 +11,8 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPSConnection
 from typing import Any
 
+from headrace.checks.connecting import Checked
 from headrace.connections import resolve
-from headrace.fsck.connecting import Checked
 from headrace.receiver import Receiver
 
 _ANSWER_SECONDS = 10.0

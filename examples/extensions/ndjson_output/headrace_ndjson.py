@@ -29,7 +29,7 @@ from headrace.stream.outputs import Dataset, OutputPlace
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.fsck.connecting import Checked
+    from headrace.checks.connecting import Checked
     from headrace.spark.outputs.writer import Counts, WrittenBatch
     from headrace.stream.fields import StreamFields
 
@@ -151,7 +151,7 @@ class Claim:
 
 def check_folder_of(output: NdjsonOutput) -> Iterator[Checked]:
     """What `headrace streams check` asks."""
-    from headrace.fsck.connecting import check_folder
+    from headrace.checks.connecting import check_folder
 
     yield check_folder(f"output {output.id}", output.path)
 

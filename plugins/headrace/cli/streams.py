@@ -373,7 +373,7 @@ def check(
     With --connect, also checks its ledger, storage, Kafka topics and outputs, and names the principal that logs in to
     Kafka and the rights that it lacks. Connections come from AIRFLOW_CONN_... variables.
     """
-    from headrace.fsck.task_places import check_place, task_place
+    from headrace.checks.task_places import check_place, task_place
     from headrace.kafka.client import check_client_settings
     from headrace.listeners.listener import check_listeners
     from headrace.receiver.receiver import check_receiver_classes
@@ -402,8 +402,8 @@ def check(
 
 
 def _check_connections(stream: Stream, *, as_json: bool) -> None:
-    from headrace.fsck.connecting import check_connections
-    from headrace.fsck.kafka_rights import check_kafka_rights
+    from headrace.checks.connecting import check_connections
+    from headrace.checks.kafka_rights import check_kafka_rights
 
     answers = []
     for answer in chain(check_connections(stream), check_kafka_rights(stream)):

@@ -45,7 +45,7 @@ from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger, in
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
-    from headrace.fsck.task_places import TaskPlace
+    from headrace.checks.task_places import TaskPlace
     from headrace.ledger import Ledger
     from headrace.ledger.tables import JobRow, StreamRow
     from headrace.stream import Stream
@@ -67,7 +67,7 @@ class KafkaReceiverOperator(BaseOperator):
     and when Airflow is upgraded: the next task finds the lease and attaches to the job. A second job cannot start
     beside it, because the ledger grants the lease to one job only. It does not outlive the container that it runs in.
 
-    A stream whose log or ledger would be lost where the task runs is refused (``headrace.fsck.task_places``).
+    A stream whose log or ledger would be lost where the task runs is refused (``headrace.checks.task_places``).
 
     The task waits for the job deferred, in the triggerer. But with an executor that starts a container for each task
     (KubernetesExecutor), the task that has started the job waits in its container. It succeeds when the job was asked
@@ -142,7 +142,7 @@ class KafkaReceiverOperator(BaseOperator):
             return self._wait_for_end(ledger, context, job.epoch)
 
     def _check_place(self) -> None:
-        from headrace.fsck.task_places import check_place
+        from headrace.checks.task_places import check_place
 
         ledger = self.stream.ledger
         named = [ledger.removeprefix(CONNECTION_PREFIX)] if ledger.startswith(CONNECTION_PREFIX) else []
@@ -150,7 +150,7 @@ class KafkaReceiverOperator(BaseOperator):
         check_place(self.stream, self._task_place(), warn, connection_variables(named))
 
     def _task_place(self) -> TaskPlace:
-        from headrace.fsck.task_places import task_place
+        from headrace.checks.task_places import task_place
 
         return task_place(self.executor or conf.get_mandatory_value("core", "executor"))
 
@@ -368,7 +368,7 @@ class KafkaReceiverOperator(BaseOperator):
         self._conclude(ledger, context, outcome, epoch)
 
     def _job_would_end_with_container(self) -> bool:
-        from headrace.fsck.task_places import Hosts
+        from headrace.checks.task_places import Hosts
 
         place = self._task_place()
         if place.hosts is not Hosts.CONTAINER_PER_TASK or not self._is_driver_here:

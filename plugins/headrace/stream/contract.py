@@ -138,7 +138,7 @@ class KindDefinition(Part):
 
     check: ClassVar[str | None] = None
     """What `headrace streams check --connect` asks, as "module:function": ``function(definition)`` yields a
-    ``headrace.fsck.connecting.Checked`` for each question. None: nothing is asked."""
+    ``headrace.checks.connecting.Checked`` for each question. None: nothing is asked."""
 
     if TYPE_CHECKING:
         # A field of each class, at its own place among them: the order of a stored definition's fields stays.

@@ -81,7 +81,7 @@ class InputDefinition(KindDefinition):
 
     shapes: ClassVar[Mapping[str, Shape]] = INPUT_SHAPES
 
-    check: ClassVar[str | None] = "headrace.fsck.connecting:check_receiver"
+    check: ClassVar[str | None] = "headrace.checks.connecting:check_receiver"
 
     datasets: ClassVar[str | None] = None
     """The dataset of a topic for OpenLineage, as "module:function": ``function(input, topic, find_connection)`` returns
@@ -152,7 +152,7 @@ class KafkaInput(InputDefinition):
     has no position.
     """
 
-    check: ClassVar[str | None] = "headrace.fsck.connecting:check_kafka"
+    check: ClassVar[str | None] = "headrace.checks.connecting:check_kafka"
     datasets: ClassVar[str | None] = "headrace.lineage:topic_name"
 
     kind: Literal["kafka"] = "kafka"

@@ -248,7 +248,7 @@ class ElasticsearchOutput(OutputDefinition):
     """
 
     writer: ClassVar[str] = "headrace.spark.outputs.elasticsearch:ElasticsearchOutputWriter"
-    check: ClassVar[str | None] = "headrace.fsck.connecting:check_elasticsearch"
+    check: ClassVar[str | None] = "headrace.checks.connecting:check_elasticsearch"
     datasets: ClassVar[str | None] = "headrace.lineage:index_datasets"
     keeps_undecodable: ClassVar[bool] = True
     sends_bytes: ClassVar[bool] = True
@@ -479,7 +479,7 @@ class ParquetOutput(OutputDefinition):
     """
 
     writer: ClassVar[str] = "headrace.spark.outputs.parquet:ParquetWriter"
-    check: ClassVar[str | None] = "headrace.fsck.connecting:check_parquet"
+    check: ClassVar[str | None] = "headrace.checks.connecting:check_parquet"
     datasets: ClassVar[str | None] = "headrace.lineage:folder_datasets"
 
     kind: Literal["parquet"] = "parquet"
@@ -534,7 +534,7 @@ class KafkaOutput(OutputDefinition):
     """
 
     writer: ClassVar[str] = "headrace.spark.outputs.kafka:KafkaWriter"
-    check: ClassVar[str | None] = "headrace.fsck.connecting:check_topic"
+    check: ClassVar[str | None] = "headrace.checks.connecting:check_topic"
     datasets: ClassVar[str | None] = "headrace.lineage:topic_datasets"
     sends_bytes: ClassVar[bool] = True
 

@@ -53,6 +53,7 @@ from tests.integration.elasticsearch.test_trouble import (  # noqa: F401
     test_the_first_document_makes_the_mapping_and_later_ones_conflict_with_it,
 )
 
+from headrace.checks.connecting import check_part
 from headrace.devstack.elasticsearch import (
     ELASTICSEARCH_9,
     OPENSEARCH_2,
@@ -64,7 +65,6 @@ from headrace.devstack.errors import JavaMissingError
 from headrace.devstack.jars import OLDEST_JAVA, find_jdk
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.errors import IndexNotWritableError, UnsuitableTargetError
-from headrace.fsck.connecting import check_part
 
 
 @pytest.fixture(scope="module", params=[OPENSEARCH_2, ELASTICSEARCH_9, OPENSEARCH_3], ids=str)

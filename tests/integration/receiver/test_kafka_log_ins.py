@@ -29,10 +29,10 @@ from tests.integration.receiver.secure_kafka import (
 )
 
 from headrace.blocks import TopicPartition
+from headrace.checks.connecting import check_part
+from headrace.checks.kafka_rights import check_kafka_rights
 from headrace.cli.streams import check
 from headrace.connections import ALLOWLIST_VARIABLE, variable_name
-from headrace.fsck.connecting import check_part
-from headrace.fsck.kafka_rights import check_kafka_rights
 from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
 from headrace.kafka.ranges import RecordedRange, joined

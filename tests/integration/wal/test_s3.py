@@ -11,7 +11,7 @@ from tests.support.records import make_block
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import BlockInfo, ReceiverId
-from headrace.fsck.connecting import check_storage
+from headrace.checks.connecting import check_storage
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.unit.stream.definitions import fields
 
+from headrace.checks.connecting import check_part
 from headrace.dags.declaration import describe
-from headrace.fsck.connecting import check_part
 from headrace.stream import ConsoleOutput, Stream, StreamDefinitionError
 from headrace.testing.extensions import ContractError, check_input
 from headrace.testing.stream_on_clock import StreamOnClock

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.checks.task_places import place_problems, task_place
 from headrace.connections import from_text, variable_name
-from headrace.fsck.task_places import place_problems, task_place
 from headrace.stream import Stream
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batch.recover import LostLedgerError
 from headrace.batch.set_back import LedgerSetBackError
-from headrace.fsck.task_places import TaskPlaceError
+from headrace.checks.task_places import TaskPlaceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.tables import Declared
@@ -204,7 +204,7 @@ def test_a_try_that_dies_between_spawn_and_lease_leaves_one_job(operator, toy, l
 def in_a_pod(monkeypatch, stream):
     """Where the KubernetesExecutor runs a task; the stream's folder is a volume, and its ledger not SQLite."""
     monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
-    monkeypatch.setattr("headrace.fsck.task_places._ledger_is_file", lambda *_: False)
+    monkeypatch.setattr("headrace.checks.task_places._ledger_is_file", lambda *_: False)
     mounted = stream.model_copy(update={"storage": stream.storage.model_copy(update={"shared": True})})
     return KafkaReceiverOperator(task_id="receive", stream=mounted, poll_interval=0.05)
 

@@ -1,0 +1,1 @@
+"""Attempts at batches: what is planned, run, shared with other batches, cancelled and reported."""

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace.checks.connecting import check_part, check_storage
 from headrace.clock import times_text
 from headrace.errors import HeadraceError
-from headrace.fsck.connecting import check_part, check_storage
 from headrace.ledger import BatchState, JobState
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.tables import JobLease, JobRow

@@ -1,0 +1,1 @@
+"""A batch's records as DataFrames: read from the log or Kafka, decoded and transformed."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from headrace.checks.task_places import GUIDE, Hosts, TaskPlaceError, check_place, place_problems, task_place
 from headrace.connections import variable_name
-from headrace.fsck.task_places import GUIDE, Hosts, TaskPlaceError, check_place, place_problems, task_place
 from headrace.stream import ConsoleOutput, KafkaInput, Storage, Stream
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli.main import app
-from headrace.fsck.connecting import (
+from headrace.checks.connecting import (
     Checked,
     check_ledger,
     check_part,
     check_shared_indices,
     check_storage,
 )
+from headrace.cli.main import app
 from headrace.hooks.ledger import register
 from headrace.kafka import client
 from headrace.ledger import Ledger

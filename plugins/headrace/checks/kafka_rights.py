@@ -21,8 +21,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
+from headrace.checks.connecting import Checked, topic_of
 from headrace.errors import HeadraceError
-from headrace.fsck.connecting import Checked, topic_of
 from headrace.kafka.client import AskingAdmin, admin_config, open_consumer
 from headrace.kafka.client_errors import explained
 from headrace.kafka.errors import TopicsNotFoundError

@@ -64,8 +64,8 @@ class Checked:
 
 
 def check_connections(stream: Stream) -> Iterator[Checked]:
-    """Run every check of the stream but that of its rights in Kafka (`headrace.fsck.kafka_rights`); yields each result
-    at once."""
+    """Run every check of the stream but that of its rights in Kafka (`headrace.checks.kafka_rights`); yields each
+    result at once."""
     yield check_ledger(stream)
     yield check_storage(stream)
     for _, part in stream.parts:
