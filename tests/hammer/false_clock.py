@@ -19,10 +19,12 @@ _OFFSETS: Mapping[Action, str] = {
     Action.YEAR_AHEAD: "+1y",
     Action.YEAR_BEHIND: "-1y",
 }
-# Time goes on as everywhere, also for what a process waits for: only the time of day is another.
+# Time goes on as everywhere, also for what a process waits for: only the time of day is another. The JVM keeps the true
+# one: libfaketime keeps a core of it busy, and a receiver job did not start in two minutes.
 _SCRIPT = """#!/bin/sh
 if [ -e '{offset}' ]; then
-  export LD_PRELOAD='{library}' {variable}="$(cat '{offset}')" FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1
+  export LD_PRELOAD='{library}' {variable}="$(cat '{offset}')" FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1 \
+    FAKETIME_SKIP_CMDS=java
 fi
 exec '{java}' "$@"
 """
