@@ -82,7 +82,14 @@ class RangeProgress:
 
     @classmethod
     def of(
-        cls, ledger: Ledger, stream: str, batches: TimeRange, outputs: Collection[str], *, target: str, ordered: bool
+        cls,
+        ledger: Ledger,
+        stream_name: str,
+        batches: TimeRange,
+        outputs: Collection[str],
+        *,
+        target: str,
+        ordered: bool,
     ) -> Self:
         """Read it from the ledger.
 
@@ -93,15 +100,15 @@ class RangeProgress:
         Raises:
             RangeError: the range has no batch that can be run, or some of its batches were removed.
         """
-        rows = ledger.batches.between(stream, batches.after_ms, batches.until_ms)
-        attempts = ledger.attempts.between(stream, batches.after_ms, batches.until_ms, target=target)
+        rows = ledger.batches.between(stream_name, batches.after_ms, batches.until_ms)
+        attempts = ledger.attempts.between(stream_name, batches.after_ms, batches.until_ms, target=target)
         of_run = [attempt for attempt in attempts if batches.is_of_same_run(attempt)]
         of_range = [attempt for attempt in of_run if TimeRange.of(attempt.attributes) == batches]
         # The run may have written a batch with another definition since.
         own = {row.batch_time_ms: row for row in of_run if set(outputs) <= set(row.outputs)}
         if not of_range:
             # They may be removed while the run goes on.
-            _check_not_removed(ledger, stream, batches)
+            _check_not_removed(ledger, stream_name, batches)
         newest = max(of_range, key=lambda row: (row.started_at_ms, row.revision or 0), default=None)
         began_ms = min((row.started_at_ms for row in of_range), default=None)
         completed_since = set() if target or began_ms is None else _completed_since(began_ms, attempts, batches)
@@ -122,9 +129,9 @@ class RangeProgress:
                     failed[batch.batch_time_ms] = last
         if not left and not completed:
             raise RangeError(
-                f"Stream {stream!r} has no batch to run in {batches}{_counted(left_out)}.",
+                f"Stream {stream_name!r} has no batch to run in {batches}{_counted(left_out)}.",
                 remedy="`from` and `until` are times: the batches whose intervals lie between them are run. "
-                f"`headrace batches list {stream}` shows the batches.",
+                f"`headrace batches list {stream_name}` shows the batches.",
             )
         if not ordered:
             left.sort(key=lambda batch: batch.batch_time_ms in failed)
@@ -207,12 +214,12 @@ def _counted(left_out: Mapping[str, int]) -> str:
     return "".join(f"; {number:,} {reason}" for reason, number in left_out.items())
 
 
-def _check_not_removed(ledger: Ledger, stream: str, batches: TimeRange) -> None:
-    row = ledger.streams.get(stream)
+def _check_not_removed(ledger: Ledger, stream_name: str, batches: TimeRange) -> None:
+    row = ledger.streams.get(stream_name)
     last_ms = row.removed_until_ms
     if last_ms and row.removed_from_ms <= batches.until_ms and row.batch_time_after(batches.after_ms) <= last_ms:
         raise RangeError(
-            f"Batches of {batches} were removed: stream {stream!r} keeps its batches for limits.history, and has "
+            f"Batches of {batches} were removed: stream {stream_name!r} keeps its batches for limits.history, and has "
             f"removed those up to {time_text(last_ms)}.",
             remedy=f"Begin at {time_text(last_ms)} or later. What the removed ones wrote is where it was written.",
         )

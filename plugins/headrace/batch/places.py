@@ -33,7 +33,13 @@ def place_of(output: ElasticsearchOutput, index: str | None, uuid: str | None) -
 
 
 def newest_place(
-    ledger: Ledger, stream: str, output: ElasticsearchOutput, *, batch_time_ms: int, interval_ms: int, target: str = ""
+    ledger: Ledger,
+    stream_name: str,
+    output: ElasticsearchOutput,
+    *,
+    batch_time_ms: int,
+    interval_ms: int,
+    target: str = "",
 ) -> Mapping[str, Any] | None:
     """The place of this output that was recorded or accepted last; None if no batch was written there.
 
@@ -48,22 +54,22 @@ def newest_place(
     near = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else (0, LAST_MS)
     # The databases write other characters than ASCII, and blanks, differently.
     texts = [f'"{PLACE}"', *([f'"{output.index}"'] if output.index.isascii() else [])]
-    rows = ledger.attempts.newest_with(stream, texts, _ROWS, target=target, from_ms=near[0], until_ms=near[1])
+    rows = ledger.attempts.newest_with(stream_name, texts, _ROWS, target=target, from_ms=near[0], until_ms=near[1])
     if not target:
         # An older batch may have been written again since.
-        rows += ledger.attempts.newest_outputs(stream, _ROWS_ANY)
+        rows += ledger.attempts.newest_outputs(stream_name, _ROWS_ANY)
     newest = max((row for row in rows if is_place((row.counts or {}).get(PLACE))), key=_recorded, default=None)
     since_ms = -1 if newest is None else newest.recorded_at_ms or 0
-    for event in ledger.events.latest(stream, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES):
+    for event in ledger.events.latest(stream_name, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES):
         accepted = event.payload.get(PLACE)
         if event.at_ms >= since_ms and event.payload.get("target") == target and is_place(accepted):
             return accepted
     return None if newest is None else newest.counts[PLACE]
 
 
-def accept(ledger: Ledger, stream: str, place: Mapping[str, Any], *, by: str, target: str = "") -> None:
+def accept(ledger: Ledger, stream_name: str, place: Mapping[str, Any], *, by: str, target: str = "") -> None:
     """Let the next batches be written to this place; without an index, let them create it."""
-    ledger.events.append(stream, EventKind.PLACE_ACCEPTED, {PLACE: dict(place), "target": target, "by": by})
+    ledger.events.append(stream_name, EventKind.PLACE_ACCEPTED, {PLACE: dict(place), "target": target, "by": by})
 
 
 def _recorded(row: BatchOutputRow) -> tuple[int, int]:

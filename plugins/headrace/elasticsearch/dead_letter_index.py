@@ -66,10 +66,10 @@ class LetterFilter:
     index: str | None = None
     replayed: bool = False
 
-    def query(self, stream: str, output: str) -> dict[str, Any]:
+    def query(self, stream_name: str, output: str) -> dict[str, Any]:
         """The filter as an Elasticsearch query for the letters of one output."""
         terms = {
-            "stream": stream,
+            "stream": stream_name,
             "output": output,
             "reason.type": self.reason,
             "topic": self.topic,

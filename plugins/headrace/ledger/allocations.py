@@ -41,7 +41,7 @@ _OF_EMPTY = ("stream", "batch_time_ms", "absorbed", "attempt", "abandoned_steps"
 class Allocations(Repository):
     """Seals batch times and allocates their blocks."""
 
-    def seal(self, stream: str, batch_time_ms: int) -> int:
+    def seal(self, stream_name: str, batch_time_ms: int) -> int:
         """Close batch times up to this one for new blocks, in its own transaction. Returns the time sealed until.
 
         Blocks that a clock ahead has put into times still to come are taken back first.
@@ -50,11 +50,11 @@ class Allocations(Repository):
             BatchTimeError: the time is not an interval end, or is in the future.
             BatchRemovedError: it was removed with the stream's history.
         """
-        with self._database.write_stream(stream) as (connection, before):
+        with self._database.write_stream(stream_name) as (connection, before):
             locked, _ = take_back(connection, before)
             return _seal(connection, locked, batch_time_ms)
 
-    def blocks_of(self, stream: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> list[StoredBlock]:
+    def blocks_of(self, stream_name: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> list[StoredBlock]:
         """Return the blocks of the batch time and the times that it absorbed, by time, then in the order of addition.
 
         After `seal` they are final. Their rows are deleted when the log is cleaned.
@@ -63,13 +63,13 @@ class Allocations(Repository):
             absorb: the times that the batch shall absorb, if it is not allocated yet.
         """
         with self._database.read() as connection:
-            batch = find_batch(connection, stream, batch_time_ms)
+            batch = find_batch(connection, stream_name, batch_time_ms)
             absorbed = absorb if batch is None else batch.absorbed
-            return stored_blocks(connection, stream, [*absorbed, batch_time_ms])
+            return stored_blocks(connection, stream_name, [*absorbed, batch_time_ms])
 
     def allocate(
         self,
-        stream: str,
+        stream_name: str,
         batch_time_ms: int,
         *,
         manifest_uri: str,
@@ -98,23 +98,23 @@ class Allocations(Repository):
                 stream's zero time.
             BatchRemovedError: the time was removed with the stream's history.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            existing = find_batch(connection, stream, batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            existing = find_batch(connection, stream_name, batch_time_ms)
             if existing is not None and not (replace_empty and inputs and is_empty(connection, existing)):
                 return existing
             _seal(connection, locked, batch_time_ms)
             absorbed = sorted(set(absorb))
-            _check_absorbed(connection, stream, batch_time_ms, absorbed)
-            taken = stored_blocks(connection, stream, [*absorbed, batch_time_ms])
+            _check_absorbed(connection, stream_name, batch_time_ms, absorbed)
+            taken = stored_blocks(connection, stream_name, [*absorbed, batch_time_ms])
             ranges = None if inputs is None else check_ranges(connection, locked, batch_time_ms, inputs)
             if len(taken) != blocks_expected:
                 raise AllocationConflictError(
-                    f"Batch {time_text(batch_time_ms)} of stream {stream!r} has {len(taken)} blocks, "
+                    f"Batch {time_text(batch_time_ms)} of stream {stream_name!r} has {len(taken)} blocks, "
                     f"its manifest {blocks_expected}.",
                     remedy="Seal the batch time before you list its blocks for the manifest.",
                 )
             row = BatchRow(
-                stream=stream,
+                stream=stream_name,
                 batch_time_ms=batch_time_ms,
                 interval_ms=locked.row.batch_interval_ms,
                 state=BatchState.ALLOCATED,
@@ -136,17 +136,19 @@ class Allocations(Repository):
                 connection.execute(insert(batches).values(row.to_columns()))
             else:
                 replace(connection, row, locked.now_ms)
-            taken_ranges = sum_inputs(stream, batch_time_ms, taken) if ranges is None else ranges
+            taken_ranges = sum_inputs(stream_name, batch_time_ms, taken) if ranges is None else ranges
             insert_all(connection, batch_inputs, (each.to_columns() for each in taken_ranges))
             for part in chunks([*absorbed, batch_time_ms]):
                 connection.execute(
                     delete(unclaimed_times).where(
-                        unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms.in_(part)
+                        unclaimed_times.c.stream == stream_name, unclaimed_times.c.batch_time_ms.in_(part)
                     )
                 )
             payload = {name: getattr(row, name) for name in _OF_EVENT}
-            record(connection, stream, locked.now_ms, EventKind.BATCH_ALLOCATED, payload, batch_time_ms=batch_time_ms)
-            return require_batch(connection, stream, batch_time_ms)
+            record(
+                connection, stream_name, locked.now_ms, EventKind.BATCH_ALLOCATED, payload, batch_time_ms=batch_time_ms
+            )
+            return require_batch(connection, stream_name, batch_time_ms)
 
 
 def _seal(connection: Connection, locked: LockedStream, batch_time_ms: int) -> int:
@@ -171,18 +173,20 @@ def _seal(connection: Connection, locked: LockedStream, batch_time_ms: int) -> i
     return batch_time_ms
 
 
-def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, absorbed: Sequence[int]) -> None:
+def _check_absorbed(connection: Connection, stream_name: str, batch_time_ms: int, absorbed: Sequence[int]) -> None:
     if not absorbed:
         return
     later = [time_ms for time_ms in absorbed if time_ms >= batch_time_ms]
     claimed: set[int] = set()
     for part in chunks(absorbed):
-        query = select(batches.c.batch_time_ms).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
+        query = select(batches.c.batch_time_ms).where(
+            batches.c.stream == stream_name, batches.c.batch_time_ms.in_(part)
+        )
         claimed.update(connection.execute(query).scalars())
     refused = sorted({*later, *claimed})
     if refused:
         raise AllocationConflictError(
-            f"Batch {time_text(batch_time_ms)} of stream {stream!r} cannot absorb {times_text(refused)}: "
+            f"Batch {time_text(batch_time_ms)} of stream {stream_name!r} cannot absorb {times_text(refused)}: "
             "a batch absorbs only earlier batch times that have no batch.",
             remedy="Read the unclaimed times again, and write a new manifest.",
         )
@@ -203,7 +207,7 @@ class _Taken:
     blocks: int = 0
 
 
-def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) -> list[BatchInputRow]:
+def sum_inputs(stream_name: str, batch_time_ms: int, taken: Iterable[StoredBlock]) -> list[BatchInputRow]:
     """Return the inputs of a batch with these blocks, one for each partition."""
     sums: dict[tuple[str, TopicPartition], _Taken] = {}
     for block in taken:
@@ -216,7 +220,7 @@ def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) ->
             total.blocks += 1
     return [
         BatchInputRow(
-            stream,
+            stream_name,
             batch_time_ms,
             input_id,
             partition,

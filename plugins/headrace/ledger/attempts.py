@@ -71,7 +71,7 @@ class Attempts(Repository):
 
     def begin(
         self,
-        stream: str,
+        stream_name: str,
         batch_time_ms: int,
         *,
         holder: str,
@@ -106,14 +106,14 @@ class Attempts(Repository):
             NotItsTurnError: the stream is ordered, and an earlier batch has not completed or was not claimed; or the
                 batch's state step must run first.
         """
-        with self._database.write_stream(stream) as (connection, now):
+        with self._database.write_stream(stream_name) as (connection, now):
             locked = at_revision(connection, now, revision)
-            batch = require_batch(connection, stream, batch_time_ms)
+            batch = require_batch(connection, stream_name, batch_time_ms)
             check_runnable(batch)
             asked = _asked(locked, outputs)
             recorded = {
                 output_id
-                for output_id, row in newest_outputs(connection, stream, batch_time_ms).items()
+                for output_id, row in newest_outputs(connection, stream_name, batch_time_ms).items()
                 if is_recorded(row)
             }
             if not force and outputs is None and batch.state is BatchState.COMPLETED:
@@ -136,28 +136,28 @@ class Attempts(Repository):
             raise StepsLostError(batch, missing)
         raise AlreadyCompletedError(batch, asked)
 
-    def settle(self, stream: str, batch_time_ms: int) -> BatchRow:
+    def settle(self, stream_name: str, batch_time_ms: int) -> BatchRow:
         """Compute the batch's state again, as after an attempt. Returns its row.
 
         This is for a batch whose steps the definition has lost: no attempt at them can begin. A batch that was given up
         meanwhile stays so.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            batch = require_batch(connection, stream, batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            batch = require_batch(connection, stream_name, batch_time_ms)
             if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
                 return batch
             return settle(connection, locked, batch)
 
-    def end_run(self, stream: str, batch_time_ms: int) -> None:
+    def end_run(self, stream_name: str, batch_time_ms: int) -> None:
         """Add the event of a failed batch whose run waits for outputs that none of its tasks has begun, and none will.
 
         This is for the end of an Airflow run: it may not have asked for them, or their tasks may have ended before.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            batch = require_batch(connection, stream, batch_time_ms)
-            run = present_run(connection, stream, batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            batch = require_batch(connection, stream_name, batch_time_ms)
+            run = present_run(connection, stream_name, batch_time_ms)
             if batch.state is BatchState.FAILED and run is not None and not run.failed:
-                newest = newest_outputs(connection, stream, batch_time_ms)
+                newest = newest_outputs(connection, stream_name, batch_time_ms)
                 record_end(connection, locked, batch, newest, None)
 
     def renew(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
@@ -262,25 +262,25 @@ class Attempts(Repository):
                 return batch
             return settle(connection, locked, batch, ended=attempt.number)
 
-    def of_batch(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
+    def of_batch(self, stream_name: str, batch_time_ms: int) -> list[AttemptRow]:
         """Return the attempts at the batch and at its replays, oldest first."""
         query = select_attempts().where(
-            batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
+            batch_attempts.c.stream == stream_name, batch_attempts.c.batch_time_ms == batch_time_ms
         )
         return self._rows(AttemptRow, query.order_by(batch_attempts.c.number))
 
-    def between(self, stream: str, after_ms: int, until_ms: int, *, target: str = "") -> list[AttemptRow]:
+    def between(self, stream_name: str, after_ms: int, until_ms: int, *, target: str = "") -> list[AttemptRow]:
         """Return the attempts at the batches of times ``(after_ms, until_ms]``, or at their replays in ``target``, by
         batch time, oldest first. They come without the replay's definition."""
         query = select(*COLUMNS, literal(None).label("definition")).where(
-            batch_attempts.c.stream == stream,
+            batch_attempts.c.stream == stream_name,
             batch_attempts.c.batch_time_ms > after_ms,
             batch_attempts.c.batch_time_ms <= until_ms,
             batch_attempts.c.target == target,
         )
         return self._rows(AttemptRow, query.order_by(batch_attempts.c.batch_time_ms, batch_attempts.c.number))
 
-    def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
+    def outputs(self, stream_name: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
         """Return the newest record or failure of each output, sorted by id. An output being written has neither.
 
         For a replay, only results of the definition that the batch was last begun with count.
@@ -289,40 +289,40 @@ class Attempts(Repository):
             target: the name of a replay, "" for the batch itself.
         """
         with self._database.read() as connection:
-            revision = present_revision(connection, stream, batch_time_ms, target) if target else None
-            rows = newest_outputs(connection, stream, batch_time_ms, target, revision=revision).values()
+            revision = present_revision(connection, stream_name, batch_time_ms, target) if target else None
+            rows = newest_outputs(connection, stream_name, batch_time_ms, target, revision=revision).values()
         return sorted((row for row in rows if row.state in _ENDED), key=lambda row: row.output_id)
 
-    def running(self, stream: str) -> list[AttemptRow]:
+    def running(self, stream_name: str) -> list[AttemptRow]:
         """Return the attempts that have not ended, those without a live lease too."""
         query = select_attempts().where(
-            batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING
+            batch_attempts.c.stream == stream_name, batch_attempts.c.state == AttemptState.RUNNING
         )
         return self._rows(AttemptRow, query)
 
-    def output_history(self, stream: str, batch_time_ms: int) -> list[BatchOutputRow]:
+    def output_history(self, stream_name: str, batch_time_ms: int) -> list[BatchOutputRow]:
         """Return what each attempt at the batch itself made of its outputs, the oldest attempt first; of one that still
         runs too."""
         query = select(batch_outputs).where(
-            batch_outputs.c.stream == stream,
+            batch_outputs.c.stream == stream_name,
             batch_outputs.c.batch_time_ms == batch_time_ms,
             batch_outputs.c.target == "",
         )
         return self._rows(BatchOutputRow, query.order_by(batch_outputs.c.attempt))
 
-    def newest_outputs(self, stream: str, limit: int) -> list[BatchOutputRow]:
+    def newest_outputs(self, stream_name: str, limit: int) -> list[BatchOutputRow]:
         """Return the ``limit`` rows of outputs that have the latest batch times, the latest first; also of attempts
         that still run, and without those of replays."""
         query = (
             select(batch_outputs)
-            .where(batch_outputs.c.stream == stream, batch_outputs.c.target == "")
+            .where(batch_outputs.c.stream == stream_name, batch_outputs.c.target == "")
             .order_by(batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
             .limit(limit)
         )
         return self._rows(BatchOutputRow, query)
 
     def newest_with(
-        self, stream: str, texts: Sequence[str], limit: int, *, target: str = "", from_ms: int = 0, until_ms: int
+        self, stream_name: str, texts: Sequence[str], limit: int, *, target: str = "", from_ms: int = 0, until_ms: int
     ) -> list[BatchOutputRow]:
         """Return the ``limit`` results of the latest batch times whose counts, as JSON, contain all of these texts.
 
@@ -340,7 +340,7 @@ class Attempts(Repository):
         query = (
             select(batch_outputs)
             .where(
-                batch_outputs.c.stream == stream,
+                batch_outputs.c.stream == stream_name,
                 batch_outputs.c.target == target,
                 batch_outputs.c.state == AttemptState.COMPLETED,
                 batch_outputs.c.batch_time_ms.between(from_ms, until_ms),
@@ -351,13 +351,13 @@ class Attempts(Repository):
         )
         return self._rows(BatchOutputRow, query)
 
-    def highest(self, stream: str) -> int:
+    def highest(self, stream_name: str) -> int:
         """Return the highest number of an attempt at any batch, 0 without any. Reads all attempts of the stream."""
-        query = select(func.max(batch_attempts.c.number)).where(batch_attempts.c.stream == stream)
+        query = select(func.max(batch_attempts.c.number)).where(batch_attempts.c.stream == stream_name)
         with self._database.read() as connection:
             return connection.execute(query).scalar_one() or 0
 
-    def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, RecordedOutput]]:
+    def recorded(self, stream_name: str, times: Sequence[int]) -> dict[int, dict[str, RecordedOutput]]:
         """Return the records of successful outputs of many batches, by batch time and output id."""
         newest: dict[tuple[int, str], Row[Any]] = {}
         with self._database.read() as connection:
@@ -366,7 +366,7 @@ class Attempts(Repository):
                     select(batch_outputs, batch_attempts.c.revision)
                     .join(batch_attempts, wrote_output())
                     .where(
-                        batch_outputs.c.stream == stream,
+                        batch_outputs.c.stream == stream_name,
                         batch_outputs.c.batch_time_ms.in_(part),
                         batch_outputs.c.target == "",
                     )

@@ -65,21 +65,21 @@ class Run(NamedTuple):
         return any(row is None or row.attempt < self.first_attempt for row in rows)
 
 
-def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow | None:
+def find_batch(connection: Connection, stream_name: str, batch_time_ms: int) -> BatchRow | None:
     """Return the batch's row, or None if it was not allocated."""
-    query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
+    query = select(batches).where(batches.c.stream == stream_name, batches.c.batch_time_ms == batch_time_ms)
     return BatchRow.row(connection, query)
 
 
-def require_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow:
+def require_batch(connection: Connection, stream_name: str, batch_time_ms: int) -> BatchRow:
     """Return the batch's row.
 
     Raises:
         BatchNotFoundError: it was not allocated.
     """
-    batch = find_batch(connection, stream, batch_time_ms)
+    batch = find_batch(connection, stream_name, batch_time_ms)
     if batch is None:
-        raise BatchNotFoundError(stream, batch_time_ms)
+        raise BatchNotFoundError(stream_name, batch_time_ms)
     return batch
 
 
@@ -119,12 +119,12 @@ def are_lost(locked: LockedStream, missing: Collection[str]) -> bool:
     return bool(missing) and set(missing).isdisjoint((*locked.steps, *locked.row.outputs))
 
 
-def present_run(connection: Connection, stream: str, batch_time_ms: int) -> Run | None:
+def present_run(connection: Connection, stream_name: str, batch_time_ms: int) -> Run | None:
     """Return the batch's present run, from its events. None if it has not begun or has completed, or if its events were
     deleted."""
     bounds = (EventKind.BATCH_ALLOCATED, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED, EventKind.BATCH_FAILED)
     query = select(events.c.kind, events.c.payload).where(
-        events.c.stream == stream,
+        events.c.stream == stream_name,
         events.c.batch_time_ms == batch_time_ms,
         events.c.kind.in_([kind.value for kind in bounds]),
     )
@@ -271,12 +271,12 @@ def _source(batch: BatchRow, left: int) -> str:
     return "kafka" if batch.built or left < batch.blocks else "log"
 
 
-def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> dict[int, int]:
+def _blocks_left(connection: Connection, stream_name: str, times: Sequence[int]) -> dict[int, int]:
     """Return the number of blocks in segments that are not being removed, by batch time, including absorbed times."""
     owners = {batch_time_ms: batch_time_ms for batch_time_ms in times}
     for part in chunks(times):
         query = select(batches.c.batch_time_ms, batches.c.absorbed_by_ms).where(
-            batches.c.stream == stream, batches.c.absorbed_by_ms.in_(part)
+            batches.c.stream == stream_name, batches.c.absorbed_by_ms.in_(part)
         )
         owners |= {row.batch_time_ms: row.absorbed_by_ms for row in connection.execute(query)}
     blocks_left: dict[int, int] = {}
@@ -284,13 +284,13 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
     # segments being removed (as many as one cleanup claims) are read in the counting statement: their blocks are
     # deleted with them, and with two statements the second could find neither.
     removing = select(segments.c.segment_id).where(
-        segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)
+        segments.c.stream == stream_name, segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)
     )
     for part in chunks(list(owners)):
         counts = (
             select(blocks.c.batch_time_ms, func.count())
             .where(
-                blocks.c.stream == stream,
+                blocks.c.stream == stream_name,
                 blocks.c.batch_time_ms.in_(part),
                 blocks.c.segment_id.not_in(removing),
             )
@@ -367,7 +367,7 @@ def end_attempt(connection: Connection, attempt: Attempt | AttemptRow, state: At
 
 def fence_attempts(
     connection: Connection,
-    stream: str,
+    stream_name: str,
     batch_time_ms: int,
     now_ms: int,
     *,
@@ -378,12 +378,12 @@ def fence_attempts(
 
     Afterwards none of these outputs is running, even if its attempt had ended otherwise.
     """
-    for row in running_attempts(connection, stream, batch_time_ms):
+    for row in running_attempts(connection, stream_name, batch_time_ms):
         if target is not None and row.target != target:
             continue
         if outputs is None or not row.outputs or set(row.outputs) & set(outputs):
             end_attempt(connection, row, AttemptState.FENCED, ended_at_ms=now_ms)
-    left = [*_of_batch(batch_outputs, stream, batch_time_ms), batch_outputs.c.state == AttemptState.RUNNING]
+    left = [*_of_batch(batch_outputs, stream_name, batch_time_ms), batch_outputs.c.state == AttemptState.RUNNING]
     if target is not None:
         left.append(batch_outputs.c.target == target)
     if outputs is not None:
@@ -392,14 +392,14 @@ def fence_attempts(
 
 
 def running_attempts(
-    connection: Connection, stream: str, batch_time_ms: int, *, revision: int | None = None
+    connection: Connection, stream_name: str, batch_time_ms: int, *, revision: int | None = None
 ) -> list[AttemptRow]:
     """Return the attempts at a batch and at its replays that have not ended, whether their leases are live or not.
 
     ``revision``: only attempts of replays with this revision of their definition.
     """
     query = select_attempts().where(
-        batch_attempts.c.stream == stream,
+        batch_attempts.c.stream == stream_name,
         batch_attempts.c.state == AttemptState.RUNNING,
         batch_attempts.c.batch_time_ms == batch_time_ms,
     )
@@ -408,10 +408,10 @@ def running_attempts(
     return AttemptRow.rows(connection, query)
 
 
-def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[AttemptRow]:
+def live_attempts(connection: Connection, stream_name: str, now_ms: int) -> list[AttemptRow]:
     """Return the running attempts of a stream and of its replays whose leases are live, by batch time."""
     query = select_attempts().where(
-        batch_attempts.c.stream == stream,
+        batch_attempts.c.stream == stream_name,
         batch_attempts.c.state == AttemptState.RUNNING,
         batch_attempts.c.lease_until_ms > now_ms,
     )
@@ -419,17 +419,17 @@ def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[Atte
 
 
 def newest_outputs(
-    connection: Connection, stream: str, batch_time_ms: int, target: str = "", *, revision: int | None = None
+    connection: Connection, stream_name: str, batch_time_ms: int, target: str = "", *, revision: int | None = None
 ) -> dict[str, BatchOutputRow]:
     """Return the newest row of each output, by id. ``revision``: only of attempts with this replay definition."""
     query = (
         select(batch_outputs)
-        .where(*_of_batch(batch_outputs, stream, batch_time_ms), batch_outputs.c.target == target)
+        .where(*_of_batch(batch_outputs, stream_name, batch_time_ms), batch_outputs.c.target == target)
         .order_by(batch_outputs.c.attempt, batch_outputs.c.output_id)
     )
     if revision is not None:
         attempts = select(batch_attempts.c.number).where(
-            *_of_batch(batch_attempts, stream, batch_time_ms), batch_attempts.c.replay_revision == revision
+            *_of_batch(batch_attempts, stream_name, batch_time_ms), batch_attempts.c.replay_revision == revision
         )
         query = query.where(batch_outputs.c.attempt.in_(attempts))
     return {row.output_id: BatchOutputRow.from_row(row) for row in connection.execute(query)}
@@ -494,22 +494,22 @@ def select_attempts() -> Select[Any]:
     )
 
 
-def _of_batch(table: Any, stream: str, batch_time_ms: int) -> tuple[Any, ...]:
-    return table.c.stream == stream, table.c.batch_time_ms == batch_time_ms
+def _of_batch(table: Any, stream_name: str, batch_time_ms: int) -> tuple[Any, ...]:
+    return table.c.stream == stream_name, table.c.batch_time_ms == batch_time_ms
 
 
 def earlier_unfinished(
-    connection: Connection, stream: str, batch_time_ms: int, now_ms: int, limit: int, *, after_ms: int = 0
+    connection: Connection, stream_name: str, batch_time_ms: int, now_ms: int, limit: int, *, after_ms: int = 0
 ) -> list[EarlierBatch]:
     """`Batches.earlier_unfinished` within a transaction."""
-    alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
+    alive = {row.batch_time_ms for row in live_attempts(connection, stream_name, now_ms) if not row.target}
     earlier = []
     for state in UNFINISHED:
         # One query per state uses the index; one query for all states would read and sort all their rows.
         query = (
             select(batches.c.batch_time_ms, batches.c.error)
             .where(
-                batches.c.stream == stream,
+                batches.c.stream == stream_name,
                 batches.c.state == state,
                 batches.c.batch_time_ms > after_ms,
                 batches.c.batch_time_ms < batch_time_ms,
@@ -524,7 +524,7 @@ def earlier_unfinished(
         select(unclaimed_times.c.batch_time_ms)
         .distinct()
         .where(
-            unclaimed_times.c.stream == stream,
+            unclaimed_times.c.stream == stream_name,
             unclaimed_times.c.batch_time_ms > after_ms,
             unclaimed_times.c.batch_time_ms < batch_time_ms,
         )

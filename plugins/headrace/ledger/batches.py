@@ -54,25 +54,25 @@ _mark_result = (
 class Batches(Repository):
     """Finds batches, and ends them after their attempts."""
 
-    def get(self, stream: str, batch_time_ms: int) -> BatchRow:
+    def get(self, stream_name: str, batch_time_ms: int) -> BatchRow:
         """Return the batch's row.
 
         Raises:
             BatchNotFoundError: it was not allocated.
         """
-        batch = self.find(stream, batch_time_ms)
+        batch = self.find(stream_name, batch_time_ms)
         if batch is None:
-            raise BatchNotFoundError(stream, batch_time_ms)
+            raise BatchNotFoundError(stream_name, batch_time_ms)
         return batch
 
-    def find(self, stream: str, batch_time_ms: int) -> BatchRow | None:
+    def find(self, stream_name: str, batch_time_ms: int) -> BatchRow | None:
         """Return the batch's row, or None if it was not allocated."""
         with self._database.read() as connection:
-            return find_batch(connection, stream, batch_time_ms)
+            return find_batch(connection, stream_name, batch_time_ms)
 
     def page(
         self,
-        stream: str,
+        stream_name: str,
         limit: int = 100,
         states: Iterable[BatchState | str] | None = None,
         *,
@@ -81,7 +81,7 @@ class Batches(Repository):
     ) -> list[BatchRow]:
         """Return up to ``limit`` batches with times below ``before_ms``, newest first or oldest first."""
         order = batches.c.batch_time_ms.asc() if oldest_first else batches.c.batch_time_ms.desc()
-        query = select(batches).where(batches.c.stream == stream)
+        query = select(batches).where(batches.c.stream == stream_name)
         if before_ms is not None:
             query = query.where(batches.c.batch_time_ms < before_ms)
         # One query per state uses the index; one query for all states would read and sort all their rows.
@@ -92,38 +92,40 @@ class Batches(Repository):
                 rows += BatchRow.rows(connection, part.order_by(order).limit(limit))
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
-    def between(self, stream: str, after_ms: int, until_ms: int) -> list[BatchRow]:
+    def between(self, stream_name: str, after_ms: int, until_ms: int) -> list[BatchRow]:
         """Return the batches of times ``(after_ms, until_ms]``, oldest first."""
         query = select(batches).where(
-            batches.c.stream == stream, batches.c.batch_time_ms > after_ms, batches.c.batch_time_ms <= until_ms
+            batches.c.stream == stream_name, batches.c.batch_time_ms > after_ms, batches.c.batch_time_ms <= until_ms
         )
         return self._rows(BatchRow, query.order_by(batches.c.batch_time_ms))
 
-    def uncleaned(self, stream: str, limit: int | None = None, *, with_built: bool = True) -> list[BatchRow]:
+    def uncleaned(self, stream_name: str, limit: int | None = None, *, with_built: bool = True) -> list[BatchRow]:
         """Return the oldest ``limit`` batches that cleanup has not marked, without absorbed ones; None means all.
 
         Args:
             with_built: also those that were built from Kafka, which never have blocks in the log.
         """
         query = select(batches).where(
-            batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None), batches.c.state != BatchState.ABSORBED
+            batches.c.stream == stream_name, batches.c.cleaned_at_ms.is_(None), batches.c.state != BatchState.ABSORBED
         )
         if not with_built:
             query = query.where(batches.c.built.is_(False))
         return self._rows(BatchRow, query.order_by(batches.c.batch_time_ms).limit(limit))
 
-    def inputs(self, stream: str, batch_time_ms: int) -> list[BatchInputRow]:
+    def inputs(self, stream_name: str, batch_time_ms: int) -> list[BatchInputRow]:
         """Return the batch's offset range of every partition. They stay when its blocks are deleted."""
         query = select(batch_inputs).where(
-            batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
+            batch_inputs.c.stream == stream_name, batch_inputs.c.batch_time_ms == batch_time_ms
         )
         order = (batch_inputs.c.input_id, batch_inputs.c.topic, batch_inputs.c.incarnation, batch_inputs.c.partition)
         return self._rows(BatchInputRow, query.order_by(*order))
 
-    def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> BatchInputRow | None:
+    def containing(
+        self, stream_name: str, input_id: str, partition: TopicPartition, offset: int
+    ) -> BatchInputRow | None:
         """Return the batch input whose range holds the offset, or None."""
         query = select(batch_inputs).where(
-            batch_inputs.c.stream == stream,
+            batch_inputs.c.stream == stream_name,
             batch_inputs.c.input_id == input_id,
             *(batch_inputs.c[name] == value for name, value in partition_key(partition).items()),
             batch_inputs.c.until_offset > offset,
@@ -132,29 +134,31 @@ class Batches(Repository):
             row = BatchInputRow.row(connection, query.order_by(batch_inputs.c.until_offset).limit(1))
         return row if row is not None and row.from_offset <= offset else None
 
-    def next_unclaimed(self, stream: str) -> int | None:
+    def next_unclaimed(self, stream_name: str) -> int | None:
         """Return the earliest batch time that has blocks and no batch, or None."""
-        query = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
+        query = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream_name)
         with self._database.read() as connection:
             return connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalar_one_or_none()
 
-    def absorbable(self, stream: str, batch_time_ms: int) -> list[int]:
+    def absorbable(self, stream_name: str, batch_time_ms: int) -> list[int]:
         """Return the batch times between the previous batch and this one that have blocks and no batch, oldest first.
 
         Earlier times are left out: with them the batch would have more than one offset range in a partition.
         """
         before = select(batches.c.batch_time_ms).where(
-            batches.c.stream == stream, batches.c.batch_time_ms < batch_time_ms, batches.c.state != BatchState.ABSORBED
+            batches.c.stream == stream_name,
+            batches.c.batch_time_ms < batch_time_ms,
+            batches.c.state != BatchState.ABSORBED,
         )
         newest_first = before.order_by(batches.c.batch_time_ms.desc())
         time = unclaimed_times.c.batch_time_ms
         with self._database.read() as connection:
             after_ms = connection.execute(newest_first.limit(1)).scalar_one_or_none() or 0
-            query = select(time).where(unclaimed_times.c.stream == stream, time > after_ms, time < batch_time_ms)
+            query = select(time).where(unclaimed_times.c.stream == stream_name, time > after_ms, time < batch_time_ms)
             return list(connection.execute(query.distinct().order_by(time)).scalars())
 
     def earlier_unfinished(
-        self, stream: str, batch_time_ms: int, limit: int = 100, *, after_ms: int = 0
+        self, stream_name: str, batch_time_ms: int, limit: int = 100, *, after_ms: int = 0
     ) -> list[EarlierBatch]:
         """Return the oldest ``limit`` batch times between ``after_ms`` and this one that are unfinished or unclaimed,
         oldest first.
@@ -163,9 +167,9 @@ class Batches(Repository):
         """
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
-            return earlier_unfinished(connection, stream, batch_time_ms, now_ms, limit, after_ms=after_ms)
+            return earlier_unfinished(connection, stream_name, batch_time_ms, now_ms, limit, after_ms=after_ms)
 
-    def written(self, stream: str, output: str, from_ms: int, until_ms: int) -> dict[int, BatchState]:
+    def written(self, stream_name: str, output: str, from_ms: int, until_ms: int) -> dict[int, BatchState]:
         """Return the states of the batches of times ``[from_ms, until_ms)`` that the output holds, oldest first.
 
         These are the completed batches, and batches in any other state for which the output was ever recorded: for
@@ -183,7 +187,7 @@ class Batches(Repository):
             select(batches.c.batch_time_ms, batches.c.state)
             .select_from(batches.outerjoin(batch_outputs, of_output))
             .where(
-                batches.c.stream == stream,
+                batches.c.stream == stream_name,
                 batches.c.batch_time_ms >= from_ms,
                 batches.c.batch_time_ms < until_ms,
                 or_(batches.c.state == BatchState.COMPLETED, recorded),
@@ -193,7 +197,7 @@ class Batches(Repository):
         with self._database.read() as connection:
             return {row.batch_time_ms: row.state for row in connection.execute(query)}
 
-    def origins(self, stream: str, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
+    def origins(self, stream_name: str, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
         """Return the source of the records, by batch time, for those of ``times`` that have a batch.
 
         Absorbed times are left out, since their blocks are in the manifest of the batch that absorbed them. Abandoned
@@ -204,22 +208,22 @@ class Batches(Repository):
         with self._database.read() as connection:
             rows: list[BatchRow] = []
             for part in chunks(wanted):
-                query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
+                query = select(batches).where(batches.c.stream == stream_name, batches.c.batch_time_ms.in_(part))
                 rows += BatchRow.rows(connection, query.order_by(batches.c.batch_time_ms))
             rows = [row for row in rows if row.state not in left_out]
             return origins_of(connection, rows)
 
-    def mark_checkpointed(self, stream: str, held: Collection[BatchRow]) -> None:
+    def mark_checkpointed(self, stream_name: str, held: Collection[BatchRow]) -> None:
         """Note the result files that hold these rows of batches, in one transaction. A batch that is completed in its
         file, and has not changed since, is checkpointed: its log may be deleted from now on. One that has changed needs
         another file.
 
         Files of batches that were removed are passed over, and those that are older than the batch's file.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream_name) as (connection, locked):
             rows: dict[int, BatchRow] = {}
             for times in chunks([file.batch_time_ms for file in held]):
-                query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(times))
+                query = select(batches).where(batches.c.stream == stream_name, batches.c.batch_time_ms.in_(times))
                 rows.update((row.batch_time_ms, row) for row in BatchRow.rows(connection, query))
             values: list[dict[str, Any]] = []
             uris: dict[int, dict[str, Any]] = {}
@@ -230,35 +234,35 @@ class Batches(Repository):
                 source = batch
                 if batch.change == file.change and batch.state is BatchState.COMPLETED:
                     source, uris[file.batch_time_ms] = file, {"uri": file.checkpoint_uri}
-                of_file = {"of_stream": stream, "time_ms": file.batch_time_ms, "held": file.change}
+                of_file = {"of_stream": stream_name, "time_ms": file.batch_time_ms, "held": file.change}
                 values.append({**of_file, "at_ms": source.checkpointed_at_ms, "uri": source.checkpoint_uri})
             if values:
                 connection.execute(_mark_result, values)
-            record_batches(connection, stream, locked.now_ms, EventKind.BATCH_CHECKPOINTED, uris)
+            record_batches(connection, stream_name, locked.now_ms, EventKind.BATCH_CHECKPOINTED, uris)
 
-    def mark_cleaned(self, stream: str, batch_time_ms: int, details: Mapping[str, Any] | None = None) -> BatchRow:
+    def mark_cleaned(self, stream_name: str, batch_time_ms: int, details: Mapping[str, Any] | None = None) -> BatchRow:
         """Note that nothing of the batch is left in the log. A second call changes nothing.
 
         Raises:
             BatchStateError: the batch is neither checkpointed nor abandoned, or blocks of it are left.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            batch = require_batch(connection, stream, batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            batch = require_batch(connection, stream_name, batch_time_ms)
             if batch.cleaned_at_ms is not None:
                 return batch
             _check_cleanable(connection, batch)
             connection.execute(
-                _this(stream, batch_time_ms).values(cleaned_at_ms=locked.now_ms, cleanup=dict(details or {}))
+                _this(stream_name, batch_time_ms).values(cleaned_at_ms=locked.now_ms, cleanup=dict(details or {}))
             )
             connection.execute(
                 update(batches)
-                .where(batches.c.stream == stream, batches.c.absorbed_by_ms == batch_time_ms)
+                .where(batches.c.stream == stream_name, batches.c.absorbed_by_ms == batch_time_ms)
                 .values(cleaned_at_ms=locked.now_ms)
             )
             _event(connection, locked, EventKind.BATCH_CLEANED, batch_time_ms, details or {})
-            return require_batch(connection, stream, batch_time_ms)
+            return require_batch(connection, stream_name, batch_time_ms)
 
-    def abandon(self, stream: str, batch_time_ms: int, reason: str, *, by: str | None = None) -> BatchRow:
+    def abandon(self, stream_name: str, batch_time_ms: int, reason: str, *, by: str | None = None) -> BatchRow:
         """Abandon a batch. This is final: its ranges become gaps, its log may be deleted, and its unfinished replays
         are abandoned too. A second call changes nothing. ``by`` is kept in the event.
 
@@ -266,8 +270,8 @@ class Batches(Repository):
             BatchNotFoundError: the batch was not allocated.
             BatchStateError: it has completed once, even if it was run again and failed; or it was absorbed.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            batch = require_batch(connection, stream, batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            batch = require_batch(connection, stream_name, batch_time_ms)
             if batch.state is BatchState.ABANDONED:
                 return batch
             if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED):
@@ -280,17 +284,17 @@ class Batches(Repository):
                     "be abandoned.",
                     remedy="Its outputs keep what it wrote. Run it again, or leave it: no other batch waits for it.",
                 )
-            fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
+            fence_attempts(connection, stream_name, batch_time_ms, locked.now_ms)
             connection.execute(
-                _this(stream, batch_time_ms).values(
+                _this(stream_name, batch_time_ms).values(
                     state=BatchState.ABANDONED, error=reason, change=batches.c.change + 1
                 )
             )
-            _abandon_replays(connection, stream, batch_time_ms, reason)
-            vanished = remove_vanished(connection, stream, batch_time_ms)
+            _abandon_replays(connection, stream_name, batch_time_ms, reason)
+            vanished = remove_vanished(connection, stream_name, batch_time_ms)
             for row in connection.execute(
                 select(batch_inputs).where(
-                    batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
+                    batch_inputs.c.stream == stream_name, batch_inputs.c.batch_time_ms == batch_time_ms
                 )
             ).all():
                 taken = BatchInputRow.from_row(row)
@@ -307,10 +311,10 @@ class Batches(Repository):
                 )
             payload = {"reason": reason, "records": batch.records, **({} if by is None else {"by": by})}
             _event(connection, locked, EventKind.BATCH_ABANDONED, batch_time_ms, payload)
-            return require_batch(connection, stream, batch_time_ms)
+            return require_batch(connection, stream_name, batch_time_ms)
 
     def abandon_output(
-        self, stream: str, batch_time_ms: int, step: str, reason: str, *, by: str | None = None
+        self, stream_name: str, batch_time_ms: int, step: str, reason: str, *, by: str | None = None
     ) -> BatchRow:
         """Give up one step of a batch that has not completed: the batch no longer needs it. A second call changes
         nothing. If it needs no other, it needs those that the stream has now. ``by`` is kept in the event.
@@ -319,8 +323,8 @@ class Batches(Repository):
             BatchNotFoundError: the batch was not allocated.
             BatchStateError: it does not need the step, has it recorded, or needs no other and the stream has none.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            batch = require_batch(connection, stream, batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            batch = require_batch(connection, stream_name, batch_time_ms)
             if step in batch.abandoned_steps:
                 return batch
             _check_step_abandonable(connection, locked, batch, step)
@@ -334,7 +338,7 @@ class Batches(Repository):
                         remedy="Abandon the batch: leave out the output.",
                     )
                 changed = replace(changed, required=(*(batch.required or ()), *left))
-            fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target="", outputs=[step])
+            fence_attempts(connection, stream_name, batch_time_ms, locked.now_ms, target="", outputs=[step])
             payload = {"output": step, "reason": reason, "records": batch.records, **({} if by is None else {"by": by})}
             _event(connection, locked, EventKind.OUTPUT_ABANDONED, batch_time_ms, payload)
             kept = {name: changed.to_columns()[name] for name in ("required", "abandoned_steps")}
@@ -358,14 +362,14 @@ def _check_step_abandonable(connection: Connection, locked: LockedStream, batch:
         )
 
 
-def _abandon_replays(connection: Connection, stream: str, batch_time_ms: int, reason: str) -> None:
-    of_batch = (batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms)
+def _abandon_replays(connection: Connection, stream_name: str, batch_time_ms: int, reason: str) -> None:
+    of_batch = (batch_attempts.c.stream == stream_name, batch_attempts.c.batch_time_ms == batch_time_ms)
     query = select(batch_attempts.c.target).where(*of_batch, batch_attempts.c.target != "").distinct()
     # By target: in the index it comes before the batch time.
     targets = connection.execute(query).scalars().all()
     if targets:
         unfinished = (
-            replays.c.stream == stream,
+            replays.c.stream == stream_name,
             replays.c.target.in_(targets),
             replays.c.batch_time_ms == batch_time_ms,
             replays.c.state != BatchState.COMPLETED,
@@ -393,8 +397,8 @@ def _check_cleanable(connection: Connection, batch: BatchRow) -> None:
         )
 
 
-def _this(stream: str, batch_time_ms: int) -> Any:
-    return update(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
+def _this(stream_name: str, batch_time_ms: int) -> Any:
+    return update(batches).where(batches.c.stream == stream_name, batches.c.batch_time_ms == batch_time_ms)
 
 
 def _event(
@@ -422,7 +426,7 @@ class BatchBounds:
 class RunBatchTimes(Repository):
     """Assigns batch times to runs."""
 
-    def assign(self, stream: str, run_id: str, *, host_ms: int | None = None) -> int:
+    def assign(self, stream_name: str, run_id: str, *, host_ms: int | None = None) -> int:
         """Return the batch time of a run without date; repeated calls return the same.
 
         It is the earliest time that has ended and has blocks, no batch and no other run. If there is none, it is the
@@ -434,8 +438,8 @@ class RunBatchTimes(Repository):
         Raises:
             StreamNotFoundError: there is no such stream.
         """
-        with self._database.write_stream(stream) as (connection, stream_now):
-            known = _known(connection, stream, run_id)
+        with self._database.write_stream(stream_name) as (connection, stream_now):
+            known = _known(connection, stream_name, run_id)
             if known is not None:
                 return known
             locked = _on_time(connection, stream_now, host_ms)
@@ -444,7 +448,7 @@ class RunBatchTimes(Repository):
 
     def take(
         self,
-        stream: str,
+        stream_name: str,
         run_id: str,
         *,
         bounds: BatchBounds,
@@ -469,14 +473,14 @@ class RunBatchTimes(Repository):
         Raises:
             StreamNotFoundError: there is no such stream.
         """
-        if (before := self.find(stream, run_id)) is not None:
+        if (before := self.find(stream_name, run_id)) is not None:
             return before
-        with self._database.write_stream(stream) as (connection, stream_now):
-            known = _known(connection, stream, run_id)
+        with self._database.write_stream(stream_name) as (connection, stream_now):
+            known = _known(connection, stream_name, run_id)
             if known is not None:
                 return known
             locked = _on_time(connection, stream_now, host_ms)
-            if keeps_date and date_ms is not None and find_batch(connection, stream, date_ms) is not None:
+            if keeps_date and date_ms is not None and find_batch(connection, stream_name, date_ms) is not None:
                 return _keep(connection, locked, run_id, date_ms)
             until_ms = _ended(locked)
             if date_ms is not None and until_ms < date_ms <= locked.now_ms + CLOCK_SKEW_MS:
@@ -488,7 +492,7 @@ class RunBatchTimes(Repository):
                 batch_time_ms = until_ms
             return _keep(connection, locked, run_id, batch_time_ms)
 
-    def repeat(self, stream: str, run_id: str, batch_time_ms: int) -> str:
+    def repeat(self, stream_name: str, run_id: str, batch_time_ms: int) -> str:
         """Return the run that repeats the batch, of those runs of a backfill that ask for it.
 
         It is the first one that asks. The others get its id until none has asked, and its attempts have ended, for 10
@@ -498,49 +502,49 @@ class RunBatchTimes(Repository):
         Raises:
             StreamNotFoundError: there is no such stream.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream_name) as (connection, locked):
             query = select(batch_runs.c.run_id, batch_runs.c.at_ms).where(
-                batch_runs.c.stream == stream, batch_runs.c.batch_time_ms == batch_time_ms, batch_runs.c.repeats
+                batch_runs.c.stream == stream_name, batch_runs.c.batch_time_ms == batch_time_ms, batch_runs.c.repeats
             )
             newest = connection.execute(query.order_by(batch_runs.c.at_ms.desc()).limit(1)).one_or_none()
             by = run_id
             if newest is not None:
                 # The batch may take longer than the runs wait for each other.
-                ran_ms = _ran_until(connection, stream, batch_time_ms, newest.run_id)
+                ran_ms = _ran_until(connection, stream_name, batch_time_ms, newest.run_id)
                 # A later time is of a clock that was ahead.
                 if locked.now_ms - _REPEAT_MS < max(newest.at_ms, ran_ms) <= locked.now_ms:
                     by = newest.run_id
-            asked = update(batch_runs).where(batch_runs.c.stream == stream, batch_runs.c.run_id == by)
+            asked = update(batch_runs).where(batch_runs.c.stream == stream_name, batch_runs.c.run_id == by)
             values = {"batch_time_ms": batch_time_ms, "at_ms": locked.now_ms, "repeats": True}
             if not connection.execute(asked.values(values)).rowcount:
-                connection.execute(insert(batch_runs).values(stream=stream, run_id=by, **values))
+                connection.execute(insert(batch_runs).values(stream=stream_name, run_id=by, **values))
             return by
 
-    def find(self, stream: str, run_id: str) -> int | None:
+    def find(self, stream_name: str, run_id: str) -> int | None:
         """Return the batch time assigned to the run, or None."""
         with self._database.read() as connection:
-            return _known(connection, stream, run_id)
+            return _known(connection, stream_name, run_id)
 
-    def of_batch(self, stream: str, batch_time_ms: int) -> list[str]:
+    def of_batch(self, stream_name: str, batch_time_ms: int) -> list[str]:
         """Return the ids of the runs to which this batch time was assigned, the last one first."""
         query = select(batch_runs.c.run_id).where(
-            batch_runs.c.stream == stream, batch_runs.c.batch_time_ms == batch_time_ms
+            batch_runs.c.stream == stream_name, batch_runs.c.batch_time_ms == batch_time_ms
         )
         with self._database.read() as connection:
             return list(connection.execute(query.order_by(batch_runs.c.at_ms.desc())).scalars())
 
 
-def _known(connection: Connection, stream: str, run_id: str) -> int | None:
-    query = select(batch_runs.c.batch_time_ms).where(batch_runs.c.stream == stream, batch_runs.c.run_id == run_id)
+def _known(connection: Connection, stream_name: str, run_id: str) -> int | None:
+    query = select(batch_runs.c.batch_time_ms).where(batch_runs.c.stream == stream_name, batch_runs.c.run_id == run_id)
     return connection.execute(query).scalar_one_or_none()
 
 
-def _ran_until(connection: Connection, stream: str, batch_time_ms: int, run_id: str) -> int:
+def _ran_until(connection: Connection, stream_name: str, batch_time_ms: int, run_id: str) -> int:
     """Return when the run's last attempt at the batch ended, or was last heard of; 0 if it has made none."""
     attempts = batch_attempts.c
     last_ms = func.coalesce(attempts.ended_at_ms, attempts.heartbeat_ms)
     query = select(attempts.attributes, last_ms.label("at_ms")).where(
-        attempts.stream == stream, attempts.batch_time_ms == batch_time_ms, attempts.target == ""
+        attempts.stream == stream_name, attempts.batch_time_ms == batch_time_ms, attempts.target == ""
     )
     own = (row.at_ms for row in connection.execute(query) if row.attributes.get("run_id") == run_id)
     return max(own, default=0)

@@ -216,36 +216,36 @@ class Blocks(Repository):
         ]
         connection.execute(self._count_unclaimed, rows)
 
-    def unclaimed(self, stream: str, limit: int = 1000, *, after_ms: int = 0) -> list[UnclaimedTime]:
+    def unclaimed(self, stream_name: str, limit: int = 1000, *, after_ms: int = 0) -> list[UnclaimedTime]:
         """Return the oldest ``limit`` batch times after ``after_ms`` that have blocks and no batch."""
-        query = unclaimed_sums(stream).where(unclaimed_times.c.batch_time_ms > after_ms)
+        query = unclaimed_sums(stream_name).where(unclaimed_times.c.batch_time_ms > after_ms)
         return self._rows(UnclaimedTime, query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
 
-    def waiting(self, stream: str, until_ms: int) -> WaitingTimes | None:
+    def waiting(self, stream_name: str, until_ms: int) -> WaitingTimes | None:
         """Summarize the batch times up to ``until_ms`` that have blocks and no batch; None if there are none."""
         time = unclaimed_times.c.batch_time_ms
         records = func.sum(unclaimed_times.c.records)
         query = select(func.min(time), func.max(time), func.count(time.distinct()), records).where(
-            unclaimed_times.c.stream == stream, time <= until_ms
+            unclaimed_times.c.stream == stream_name, time <= until_ms
         )
         with self._database.read() as connection:
             first_ms, last_ms, times, records = connection.execute(query).one()
         return WaitingTimes(first_ms, last_ms, times, int(records)) if times else None
 
-    def of_times(self, stream: str, batch_times_ms: list[int]) -> list[StoredBlock]:
+    def of_times(self, stream_name: str, batch_times_ms: list[int]) -> list[StoredBlock]:
         """Return the blocks of these batch times, by time, then in the order of addition.
 
         Blocks whose segment has been removed are left out: their rows are deleted.
         """
         with self._database.read() as connection:
-            return stored_blocks(connection, stream, batch_times_ms)
+            return stored_blocks(connection, stream_name, batch_times_ms)
 
-    def of_segment(self, stream: str, path: str) -> list[StoredBlock]:
+    def of_segment(self, stream_name: str, path: str) -> list[StoredBlock]:
         """Return the blocks of a segment, in the order of addition; none if the ledger does not have the segment."""
         query = (
             select(blocks, segments.c.path)
             .join(segments, segments.c.segment_id == blocks.c.segment_id)
-            .where(segments.c.stream == stream, segments.c.path == path)
+            .where(segments.c.stream == stream_name, segments.c.path == path)
         )
         with self._database.read() as connection:
             return [stored_block(row) for row in connection.execute(query.order_by(blocks.c.block_id))]
@@ -445,14 +445,14 @@ def _receiver_key(receiver_id: ReceiverId) -> dict[str, Any]:
     }
 
 
-def stored_blocks(connection: Connection, stream: str, batch_times_ms: list[int]) -> list[StoredBlock]:
+def stored_blocks(connection: Connection, stream_name: str, batch_times_ms: list[int]) -> list[StoredBlock]:
     """Return the blocks of the batch times, by time, then in the order of addition."""
     blocks_found: list[StoredBlock] = []
     for part in chunks(sorted(batch_times_ms)):
         query = (
             select(blocks, segments.c.path)
             .join(segments, segments.c.segment_id == blocks.c.segment_id)
-            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part))
+            .where(blocks.c.stream == stream_name, blocks.c.batch_time_ms.in_(part))
             .order_by(blocks.c.batch_time_ms, blocks.c.block_id)
         )
         blocks_found += [stored_block(row) for row in connection.execute(query)]
@@ -501,30 +501,30 @@ class Segments(Repository):
                 .values(**closing_values(locked.now_ms), bytes=size)
             )
 
-    def get(self, stream: str, path: str) -> SegmentRow | None:
+    def get(self, stream_name: str, path: str) -> SegmentRow | None:
         """Return the segment with this path, or None if the ledger does not have it."""
-        query = select(segments).where(segments.c.stream == stream, segments.c.path == path)
+        query = select(segments).where(segments.c.stream == stream_name, segments.c.path == path)
         with self._database.read() as connection:
             return SegmentRow.row(connection, query)
 
-    def page(self, stream: str, limit: int = 1000) -> list[SegmentRow]:
+    def page(self, stream_name: str, limit: int = 1000) -> list[SegmentRow]:
         """Return the oldest ``limit`` segments that have not been removed."""
-        query = select(segments).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
+        query = select(segments).where(segments.c.stream == stream_name, segments.c.removed_at_ms.is_(None))
         return self._rows(SegmentRow, query.order_by(segments.c.segment_id).limit(limit))
 
-    def count(self, stream: str) -> int:
+    def count(self, stream_name: str) -> int:
         """Return the number of segments that have not been removed."""
-        query = select(func.count()).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
+        query = select(func.count()).where(segments.c.stream == stream_name, segments.c.removed_at_ms.is_(None))
         with self._database.read() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def stored_bytes(self, stream: str) -> int:
+    def stored_bytes(self, stream_name: str) -> int:
         """Return the bytes of the segments that have not been removed.
 
         A segment that is open, or whose size was not reported, counts up to the end of its last block.
         """
         with self._database.read() as connection:
-            return int(connection.execute(select(stored_bytes_of(stream))).scalar_one())
+            return int(connection.execute(select(stored_bytes_of(stream_name))).scalar_one())
 
 
 def stored_bytes_of(stream: Any) -> ScalarSelect[Any]:

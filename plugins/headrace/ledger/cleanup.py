@@ -40,7 +40,7 @@ FOLD_CHUNK = 2_000
 class Cleanup(Repository):
     """Finds segments and batches that are no longer needed, and deletes their rows."""
 
-    def needed_from(self, stream: str, *, in_log: bool = True) -> int:
+    def needed_from(self, stream_name: str, *, in_log: bool = True) -> int:
         """Return the oldest batch time that is still to run, or is running. The log that its windows need must stay.
 
         This is the earliest of: the oldest unclaimed time, the oldest batch that has never completed, the oldest batch
@@ -53,13 +53,13 @@ class Cleanup(Repository):
             StreamNotFoundError: there is no such stream.
         """
         with self._database.read() as connection:
-            row = connection.execute(select(streams).where(streams.c.name == stream)).one_or_none()
+            row = connection.execute(select(streams).where(streams.c.name == stream_name)).one_or_none()
             if row is None:
-                raise StreamNotFoundError(stream)
+                raise StreamNotFoundError(stream_name)
             now_ms = self._database.now_ms(connection)
-            return _needed_from(connection, stream, row.batch_interval_ms, now_ms, in_log=in_log)
+            return _needed_from(connection, stream_name, row.batch_interval_ms, now_ms, in_log=in_log)
 
-    def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> list[SegmentRow]:
+    def removable_segments(self, stream_name: str, before_ms: int, limit: int = 100) -> list[SegmentRow]:
         """Return the oldest closed segments without needed blocks, and those whose removal was interrupted.
 
         A block is not needed if its batch time is below ``before_ms``, its batch has completed and is checkpointed, or
@@ -68,12 +68,12 @@ class Cleanup(Repository):
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
             # Each query uses its index: segments within the remember window, most of the log, are not read.
-            begun = select(segments).where(segments.c.stream == stream, *_REMOVING).order_by(segments.c.segment_id)
+            begun = select(segments).where(segments.c.stream == stream_name, *_REMOVING).order_by(segments.c.segment_id)
             rows = SegmentRow.rows(connection, begun.limit(limit))
             done = (
                 select(segments)
                 .where(
-                    segments.c.stream == stream,
+                    segments.c.stream == stream_name,
                     segments.c.removed_at_ms.is_(None),
                     segments.c.removing_at_ms.is_(None),
                     # An open segment has no last batch time.
@@ -87,7 +87,7 @@ class Cleanup(Repository):
             return rows[:limit]
 
     def claim_removal(
-        self, stream: str, paths: Iterable[str], before_ms: int, *, window_reach_ms: int | None = None
+        self, stream_name: str, paths: Iterable[str], before_ms: int, *, window_reach_ms: int | None = None
     ) -> list[SegmentRow]:
         """Claim those of the segments that are still removable. Only the files of the returned ones may be deleted.
 
@@ -96,12 +96,12 @@ class Cleanup(Repository):
                 evaluated again now: an attempt begun since ``before_ms`` was computed can still read what it planned.
         """
         wanted = list(paths)
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream_name) as (connection, locked):
             if window_reach_ms is not None:
-                needed_ms = _needed_from(connection, stream, locked.row.batch_interval_ms, locked.now_ms)
+                needed_ms = _needed_from(connection, stream_name, locked.row.batch_interval_ms, locked.now_ms)
                 before_ms = min(before_ms, needed_ms - window_reach_ms)
             query = select(segments).where(
-                segments.c.stream == stream,
+                segments.c.stream == stream_name,
                 segments.c.path.in_(wanted),
                 segments.c.removed_at_ms.is_(None),
                 segments.c.closed_at_ms.is_not(None),
@@ -118,7 +118,7 @@ class Cleanup(Repository):
             )
             return claimed
 
-    def fold_blocks(self, stream: str, path: str) -> int:
+    def fold_blocks(self, stream_name: str, path: str) -> int:
         """Delete the blocks of a segment whose file is deleted, and their events. Returns the number of blocks.
 
         Raises:
@@ -126,8 +126,8 @@ class Cleanup(Repository):
         """
         folded = 0
         while True:
-            with self._database.write_stream(stream) as (connection, locked):
-                segment = _claimed(connection, stream, path)
+            with self._database.write_stream(stream_name) as (connection, locked):
+                segment = _claimed(connection, stream_name, path)
                 if segment is None:
                     return folded
                 ids = list(
@@ -140,10 +140,10 @@ class Cleanup(Repository):
                 folded += len(ids)
                 if len(ids) < FOLD_CHUNK:
                     _forget(connection, segment, locked.now_ms)
-                    record(connection, stream, locked.now_ms, EventKind.SEGMENT_REMOVED, {"path": path})
+                    record(connection, stream_name, locked.now_ms, EventKind.SEGMENT_REMOVED, {"path": path})
                     return folded
 
-    def cleanable_batches(self, stream: str, before_ms: int, limit: int = 100) -> list[BatchRow]:
+    def cleanable_batches(self, stream_name: str, before_ms: int, limit: int = 100) -> list[BatchRow]:
         """Return the oldest batches below ``before_ms`` that are checkpointed or abandoned and have no blocks left.
 
         `mark_cleaned` is to be called for each. Their manifests stay: they name the ranges to read again from Kafka.
@@ -158,7 +158,7 @@ class Cleanup(Repository):
         query = (
             select(batches)
             .where(
-                batches.c.stream == stream,
+                batches.c.stream == stream_name,
                 batches.c.cleaned_at_ms.is_(None),
                 batches.c.batch_time_ms < before_ms,
                 _done(batches),
@@ -170,28 +170,32 @@ class Cleanup(Repository):
         )
         return self._rows(BatchRow, query)
 
-    def prune_samples(self, stream: str, before_ms: int, limit: int = 5000) -> int:
+    def prune_samples(self, stream_name: str, before_ms: int, limit: int = 5000) -> int:
         """Delete up to ``limit`` of the oldest samples before ``before_ms``. Returns the number deleted."""
-        oldest = select(samples.c.at_ms).where(samples.c.stream == stream, samples.c.at_ms < before_ms)
+        oldest = select(samples.c.at_ms).where(samples.c.stream == stream_name, samples.c.at_ms < before_ms)
         with self._database.write() as connection:
             times = connection.execute(oldest.order_by(samples.c.at_ms).limit(limit)).scalars().all()
             if times:
-                connection.execute(delete(samples).where(samples.c.stream == stream, samples.c.at_ms <= times[-1]))
+                connection.execute(delete(samples).where(samples.c.stream == stream_name, samples.c.at_ms <= times[-1]))
             return len(times)
 
 
-def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: int, *, in_log: bool = True) -> int:
+def _needed_from(
+    connection: Connection, stream_name: str, interval_ms: int, now_ms: int, *, in_log: bool = True
+) -> int:
     """`Cleanup.needed_from` within a transaction."""
-    newest = select(batches.c.batch_time_ms).where(batches.c.stream == stream).order_by(batches.c.batch_time_ms.desc())
-    unclaimed = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
+    newest = (
+        select(batches.c.batch_time_ms).where(batches.c.stream == stream_name).order_by(batches.c.batch_time_ms.desc())
+    )
+    unclaimed = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream_name)
     # One query per state uses the index; one query for all states would read and sort all their rows.
     oldest = [unclaimed.order_by(unclaimed_times.c.batch_time_ms)] + [
         select(batches.c.batch_time_ms)
-        .where(batches.c.stream == stream, batches.c.state == state, batches.c.steps.is_(None))
+        .where(batches.c.stream == stream_name, batches.c.state == state, batches.c.steps.is_(None))
         .order_by(batches.c.batch_time_ms)
         for state in UNFINISHED
     ]
-    live = live_attempts(connection, stream, now_ms)
+    live = live_attempts(connection, stream_name, now_ms)
     reading = (row.batch_time_ms for row in live if not in_log or row.source != "kafka")
     times = [now_ms, *islice(reading, 1)]
     last_ms = connection.execute(newest.limit(1)).scalar_one_or_none()
@@ -232,12 +236,14 @@ def _needed(before_ms: int, now_ms: int) -> ColumnElement[bool]:
     return exists().where(blocks.c.segment_id == segments.c.segment_id, ~done)
 
 
-def _claimed(connection: Connection, stream: str, path: str) -> SegmentRow | None:
+def _claimed(connection: Connection, stream_name: str, path: str) -> SegmentRow | None:
     """Return the segment, or None if it has been folded already."""
-    row = connection.execute(select(segments).where(segments.c.stream == stream, segments.c.path == path)).one_or_none()
+    row = connection.execute(
+        select(segments).where(segments.c.stream == stream_name, segments.c.path == path)
+    ).one_or_none()
     if row is None or row.removing_at_ms is None:
         raise BatchStateError(
-            f"The removal of segment {path!r} of stream {stream!r} was never claimed.",
+            f"The removal of segment {path!r} of stream {stream_name!r} was never claimed.",
             remedy="Call cleanup.claim_removal, delete the file, then fold.",
         )
     return None if row.removed_at_ms is not None else SegmentRow.from_row(row)
@@ -262,18 +268,18 @@ _TABLES = (batch_runs, replays, batch_outputs, batch_inputs, batch_attempts, bat
 class Removal(Repository):
     """Removes the oldest batches of a stream."""
 
-    def oldest(self, stream: str) -> int | None:
+    def oldest(self, stream_name: str) -> int | None:
         """Return the time from which the history counts for the oldest batch that is next to remove; None without one.
 
         See `remove_batches`: this is the next one above the removed times, or the next one below them.
         """
         with self._database.read() as connection:
-            row = StreamRow.from_row(connection.execute(select(streams).where(streams.c.name == stream)).one())
+            row = StreamRow.from_row(connection.execute(select(streams).where(streams.c.name == stream_name)).one())
             queries = (_above(connection, row), _below(row))
             times = [_counts_from(row, edge) for query in queries for edge in connection.execute(query.limit(1))]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
-    def remove_batches(self, stream: str, before_ms: int) -> int:
+    def remove_batches(self, stream_name: str, before_ms: int) -> int:
         """Remove some of the batches older than ``before_ms``, in one transaction. Returns their number; 0: no more.
 
         A batch may be removed only if its result file holds its present state and nothing of it is left in the
@@ -286,20 +292,20 @@ class Removal(Repository):
         when they completed, since their batch times are old from the start; and the times below them can still be
         built.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream_name) as (connection, locked):
             taken = _removable(connection, locked, before_ms) or _removable_below(connection, locked, before_ms)
             if not taken:
                 return 0
             first_ms, last_ms = taken[0].batch_time_ms, taken[-1].batch_time_ms
-            _note_offsets(connection, stream, first_ms, last_ms)
+            _note_offsets(connection, stream_name, first_ms, last_ms)
             for table in _TABLES:
                 connection.execute(
-                    delete(table).where(table.c.stream == stream, table.c.batch_time_ms.between(first_ms, last_ms))
+                    delete(table).where(table.c.stream == stream_name, table.c.batch_time_ms.between(first_ms, last_ms))
                 )
             row = locked.row
             connection.execute(
                 update(streams)
-                .where(streams.c.name == stream)
+                .where(streams.c.name == stream_name)
                 .values(
                     removed_from_ms=min(first_ms, row.removed_from_ms) if row.removed_until_ms else first_ms,
                     removed_until_ms=max(last_ms, row.removed_until_ms),
@@ -307,23 +313,25 @@ class Removal(Repository):
             )
             return len(taken)
 
-    def note_files(self, stream: str, until_ms: int) -> None:
+    def note_files(self, stream_name: str, until_ms: int) -> None:
         """Note that the files of the removed batches up to this time are deleted."""
-        with self._database.write_stream(stream) as (connection, _):
-            connection.execute(update(streams).where(streams.c.name == stream).values(removed_files_ms=until_ms))
+        with self._database.write_stream(stream_name) as (connection, _):
+            connection.execute(update(streams).where(streams.c.name == stream_name).values(removed_files_ms=until_ms))
 
-    def remove_segments(self, stream: str, before_ms: int, limit: int = 1_000) -> int:
+    def remove_segments(self, stream_name: str, before_ms: int, limit: int = 1_000) -> int:
         """Delete the rows of segments whose files were deleted before ``before_ms``. Returns their number.
 
         A segment's name contains its writer's epoch, so no name is used again.
         """
-        old = select(segments.c.segment_id).where(segments.c.stream == stream, segments.c.removed_at_ms < before_ms)
+        old = select(segments.c.segment_id).where(
+            segments.c.stream == stream_name, segments.c.removed_at_ms < before_ms
+        )
         with self._database.read() as connection:
             # Nothing changes a removed segment, so only the deletion needs the lock, and mostly there is none.
             ids = connection.execute(old.order_by(segments.c.removed_at_ms).limit(limit)).scalars().all()
         if not ids:
             return 0
-        with self._database.write_stream(stream) as (connection, _):
+        with self._database.write_stream(stream_name) as (connection, _):
             return connection.execute(delete(segments).where(segments.c.segment_id.in_(ids))).rowcount
 
 
@@ -396,7 +404,7 @@ def _counts_from(stream: StreamRow, row: Any) -> int | None:
     return int(row.batch_time_ms)
 
 
-def _note_offsets(connection: Connection, stream: str, first_ms: int, last_ms: int) -> None:
+def _note_offsets(connection: Connection, stream_name: str, first_ms: int, last_ms: int) -> None:
     """Note for each partition up to which offset its batches are removed now."""
     key = ("input_id", "topic", "topic_id", "partition")
     query = (
@@ -407,7 +415,7 @@ def _note_offsets(connection: Connection, stream: str, first_ms: int, last_ms: i
         )
         # Built batches have offsets before those where the stream began.
         .where(
-            batch_inputs.c.stream == stream,
+            batch_inputs.c.stream == stream_name,
             batch_inputs.c.batch_time_ms.between(first_ms, last_ms),
             batches.c.built.is_(False),
         )
@@ -417,7 +425,7 @@ def _note_offsets(connection: Connection, stream: str, first_ms: int, last_ms: i
         connection.execute(
             update(positions)
             .where(
-                positions.c.stream == stream,
+                positions.c.stream == stream_name,
                 *(positions.c[name] == getattr(row, name) for name in key),
                 func.coalesce(positions.c.removed_until_offset, 0) < row.until_offset,
             )

@@ -53,7 +53,7 @@ class Reopened:
 class ClockCorrections(Repository):
     """Makes the corrections of a stream."""
 
-    def reopen(self, stream: str, *, dry_run: bool = False) -> Reopened | None:
+    def reopen(self, stream_name: str, *, dry_run: bool = False) -> Reopened | None:
         """Take the seal back that batches ahead of the clock need. None if the stream is not sealed ahead of the clock.
 
         These batches keep their times, blocks and results. Their outputs are written as those of other batches. What is
@@ -63,7 +63,7 @@ class ClockCorrections(Repository):
             StreamNotFoundError: there is no such stream.
             BatchStateError: the stream has state, or runs its batches in order and one of these has not completed.
         """
-        with self._database.write_stream(stream) as (connection, before):
+        with self._database.write_stream(stream_name) as (connection, before):
             locked = before if dry_run else _open_again(connection, before)
             row, ahead_ms = locked.row, locked.now_ms + CLOCK_SKEW_MS
             if row.sealed_until_ms <= ahead_ms:
@@ -74,7 +74,7 @@ class ClockCorrections(Repository):
             ahead = _ahead(connection, row, ahead_ms)
             _check_reopenable(row, ahead)
             newest = select(func.max(batches.c.batch_time_ms)).where(
-                batches.c.stream == stream, batches.c.batch_time_ms <= ahead_ms
+                batches.c.stream == stream_name, batches.c.batch_time_ms <= ahead_ms
             )
             sealed_ms = max(connection.execute(newest).scalar_one() or 0, row.removed_until_ms)
             opened = replace(row, sealed_until_ms=sealed_ms)
@@ -92,18 +92,18 @@ class ClockCorrections(Repository):
                 "zero_time_ms": min(row.zero_time_ms, locked.now_ms // row.batch_interval_ms * row.batch_interval_ms),
                 "declared_at_ms": min(row.declared_at_ms, locked.now_ms),
             }
-            connection.execute(update(streams).where(streams.c.name == stream).values(values))
+            connection.execute(update(streams).where(streams.c.name == stream_name).values(values))
             taken = TakenBack(open_ms, moved["blocks"], moved["records"])
             _report(connection, locked, taken, until_ms=row.sealed_until_ms, batches=list(times))
             return Reopened(locked.now_ms, row.sealed_until_ms, times, open_ms, taken)
 
-    def apply(self, stream: str) -> TakenBack | None:
+    def apply(self, stream_name: str) -> TakenBack | None:
         """Correct the stream after its clock was ahead, also what its receivers have reported. Returns what was moved.
 
         Raises:
             StreamNotFoundError: there is no such stream.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream_name) as (connection, locked):
             _limit_marks(connection, locked)
             return take_back(connection, locked)[1]
 
@@ -203,9 +203,9 @@ def _move(connection: Connection, locked: LockedStream, open_ms: int) -> dict[st
     return moved
 
 
-def _count_moved(connection: Connection, stream: str, open_ms: int, moved: dict[str, int]) -> None:
+def _count_moved(connection: Connection, stream_name: str, open_ms: int, moved: dict[str, int]) -> None:
     # In any of its parts: they are summed up.
-    key = {"stream": stream, "batch_time_ms": open_ms, "part": 0}
+    key = {"stream": stream_name, "batch_time_ms": open_ms, "part": 0}
     there = [unclaimed_times.c[name] == value for name, value in key.items()]
     added = {name: unclaimed_times.c[name] + value for name, value in moved.items()}
     if not connection.execute(update(unclaimed_times).where(*there).values(added)).rowcount:

@@ -158,7 +158,7 @@ class Database:
             yield connection
 
     @contextmanager
-    def write_stream(self, stream: str) -> Iterator[tuple[Connection, LockedStream]]:
+    def write_stream(self, stream_name: str) -> Iterator[tuple[Connection, LockedStream]]:
         """A write transaction that holds the stream's lock from its start.
 
         Every event but those of blocks is added in such a transaction, so their ids ascend in the order of commits.
@@ -167,7 +167,7 @@ class Database:
             StreamNotFoundError: there is no such stream.
         """
         with self.write() as connection:
-            yield connection, self.lock_stream(connection, stream)
+            yield connection, self.lock_stream(connection, stream_name)
 
     @contextmanager
     def write_receiver(self, receiver: ReceiverId) -> Iterator[tuple[Connection, LockedStream]]:
@@ -183,7 +183,7 @@ class Database:
             yield connection, self.lock_stream(connection, receiver.stream, receiver)
 
     @contextmanager
-    def settled(self, stream: str) -> Iterator[Connection]:
+    def settled(self, stream_name: str) -> Iterator[Connection]:
         """A transaction that reads the events of blocks in order: all with an id below one that it sees are there.
 
         Receivers that share the stream's lock may commit in another order than that of their events' ids. So on
@@ -191,16 +191,16 @@ class Database:
         """
         with self.read() as connection:
             if not self.is_sqlite:
-                _lock(connection, stream, None)
+                _lock(connection, stream_name, None)
             yield connection
 
-    def lock_stream(self, connection: Connection, stream: str, receiver: ReceiverId | None = None) -> LockedStream:
+    def lock_stream(self, connection: Connection, stream_name: str, receiver: ReceiverId | None = None) -> LockedStream:
         """Take the stream's lock until the transaction ends; of ``receiver``, see `write_receiver`."""
         if not self.is_sqlite:
-            _lock(connection, stream, receiver)
-        row = connection.execute(self._stream, {"stream": stream}).one_or_none()
+            _lock(connection, stream_name, receiver)
+        row = connection.execute(self._stream, {"stream": stream_name}).one_or_none()
         if row is None:
-            raise StreamNotFoundError(stream)
+            raise StreamNotFoundError(stream_name)
         stream_row = StreamRow.from_row(row)
         now_ms = self.clock.now_ms() if self.clock else row.now_ms
         return LockedStream(stream_row, now_ms, stream_row.outputs, row.claimed_ms)
@@ -280,13 +280,13 @@ _LOCK_RECEIVER = select(
 _LOCK_STREAM = select(func.pg_advisory_xact_lock(bindparam("stream", type_=BigInteger)))
 
 
-def _lock(connection: Connection, stream: str, receiver: ReceiverId | None) -> None:
+def _lock(connection: Connection, stream_name: str, receiver: ReceiverId | None) -> None:
     if receiver is None:
-        key = _lock_key(stream)
+        key = _lock_key(stream_name)
         with thread_turn(key):
             connection.execute(_LOCK_STREAM, {"stream": key})
     else:
-        connection.execute(_LOCK_RECEIVER, {"stream": _lock_key(stream), "receiver": _lock_key(str(receiver))})
+        connection.execute(_LOCK_RECEIVER, {"stream": _lock_key(stream_name), "receiver": _lock_key(str(receiver))})
 
 
 def _lock_key(name: str) -> int:

@@ -33,7 +33,7 @@ _insert_event = insert(events)
 
 def record(
     connection: Connection,
-    stream: str,
+    stream_name: str,
     now_ms: int,
     kind: EventKind,
     payload: Mapping[str, Any],
@@ -41,12 +41,12 @@ def record(
     batch_time_ms: int | None = None,
 ) -> None:
     """Add an event within the caller's transaction, which holds the stream's lock."""
-    record_all(connection, stream, now_ms, kind, [payload], batch_time_ms=batch_time_ms)
+    record_all(connection, stream_name, now_ms, kind, [payload], batch_time_ms=batch_time_ms)
 
 
 def record_all(
     connection: Connection,
-    stream: str,
+    stream_name: str,
     now_ms: int,
     kind: EventKind,
     payloads: Collection[Mapping[str, Any]],
@@ -55,25 +55,27 @@ def record_all(
 ) -> None:
     """Add events of one kind within the caller's transaction, which holds the stream's lock."""
     if payloads:
-        of_all = {"stream": stream, "at_ms": now_ms, "kind": kind.value, "batch_time_ms": batch_time_ms}
+        of_all = {"stream": stream_name, "at_ms": now_ms, "kind": kind.value, "batch_time_ms": batch_time_ms}
         rows = [{**of_all, "block_id": None, "payload": _cleaned(payload)} for payload in payloads]
         connection.execute(_insert_event, rows)
 
 
 def record_batches(
-    connection: Connection, stream: str, now_ms: int, kind: EventKind, payloads: Mapping[int, Mapping[str, Any]]
+    connection: Connection, stream_name: str, now_ms: int, kind: EventKind, payloads: Mapping[int, Mapping[str, Any]]
 ) -> None:
     """Add an event of one kind for each of these batch times, like `record_all`."""
     if payloads:
-        of_all = {"stream": stream, "at_ms": now_ms, "kind": kind.value, "block_id": None}
+        of_all = {"stream": stream_name, "at_ms": now_ms, "kind": kind.value, "block_id": None}
         rows = [{**of_all, "batch_time_ms": time, "payload": _cleaned(payload)} for time, payload in payloads.items()]
         connection.execute(_insert_event, rows)
 
 
-def record_blocks(connection: Connection, stream: str, now_ms: int, payloads: Mapping[int, Mapping[str, Any]]) -> None:
+def record_blocks(
+    connection: Connection, stream_name: str, now_ms: int, payloads: Mapping[int, Mapping[str, Any]]
+) -> None:
     """Add the events of blocks, by block id. They are deleted with the blocks' rows, and are not in the batches'
     timelines."""
-    of_all = {"stream": stream, "at_ms": now_ms, "kind": EventKind.BLOCK_ADDED.value, "batch_time_ms": None}
+    of_all = {"stream": stream_name, "at_ms": now_ms, "kind": EventKind.BLOCK_ADDED.value, "batch_time_ms": None}
     rows = [{**of_all, "block_id": block_id, "payload": dict(payload)} for block_id, payload in payloads.items()]
     connection.execute(_insert_event, rows)
 
@@ -101,7 +103,7 @@ class Events(Repository):
 
     def append(
         self,
-        stream: str,
+        stream_name: str,
         kind: EventKind,
         payload: Mapping[str, Any] | None = None,
         *,
@@ -112,12 +114,12 @@ class Events(Repository):
         Raises:
             StreamNotFoundError: there is no such stream.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            record(connection, stream, locked.now_ms, kind, payload or {}, batch_time_ms=batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            record(connection, stream_name, locked.now_ms, kind, payload or {}, batch_time_ms=batch_time_ms)
 
     def page(
         self,
-        stream: str,
+        stream_name: str,
         after_id: int = 0,
         kinds: Collection[EventKind] | None = None,
         limit: int = 1000,
@@ -129,36 +131,36 @@ class Events(Repository):
 
         After the last id of a page, no event with a lower one is added any more.
         """
-        query = _selected().where(events.c.stream == stream, events.c.event_id > after_id)
+        query = _selected().where(events.c.stream == stream_name, events.c.event_id > after_id)
         if not blocks:
             query = query.where(events.c.block_id.is_(None))
-        with self._ordered(stream, kinds, blocks=blocks) as connection:
+        with self._ordered(stream_name, kinds, blocks=blocks) as connection:
             return _limited(connection, query, kinds, limit, newest_first=False)
 
     def latest(
         self,
-        stream: str,
+        stream_name: str,
         kinds: Collection[EventKind] | None = None,
         limit: int = 100,
         *,
         before_id: int | None = None,
     ) -> list[EventRow]:
         """Return the newest ``limit`` events, those with ids below ``before_id`` if it is given, newest first."""
-        query = _selected().where(events.c.stream == stream)
+        query = _selected().where(events.c.stream == stream_name)
         if before_id is not None:
             query = query.where(events.c.event_id < before_id)
-        with self._ordered(stream, kinds) as connection:
+        with self._ordered(stream_name, kinds) as connection:
             return _limited(connection, query, kinds, limit, newest_first=True)
 
-    def newest_id(self, stream: str) -> int:
+    def newest_id(self, stream_name: str) -> int:
         """Return the id of the newest event; 0 if there is none."""
-        query = select(events.c.event_id).where(events.c.stream == stream).order_by(events.c.event_id.desc())
+        query = select(events.c.event_id).where(events.c.stream == stream_name).order_by(events.c.event_id.desc())
         with self._database.read() as connection:
             return connection.execute(query.limit(1)).scalar_one_or_none() or 0
 
-    def standing(self, stream: str, event_id: int) -> Standing:
+    def standing(self, stream_name: str, event_id: int) -> Standing:
         """Return how far the ledger is, in one transaction. ``event_id``: the event that is looked for."""
-        columns = select(events.c.event_id, events.c.at_ms, events.c.kind).where(events.c.stream == stream)
+        columns = select(events.c.event_id, events.c.at_ms, events.c.kind).where(events.c.stream == stream_name)
         newest = columns.where(events.c.block_id.is_(None)).order_by(events.c.event_id.desc()).limit(1)
         table = receivers.c
         instances = select(table.input_id, table.receiver_index, table.epoch, table.last_accepted_sequence)
@@ -170,40 +172,42 @@ class Events(Repository):
                     connection.execute(newest).one_or_none(),
                 )
             )
-            rows = connection.execute(instances.where(table.stream == stream)).all()
+            rows = connection.execute(instances.where(table.stream == stream_name)).all()
         return Standing(found, last, {(row[0], row[1]): (row[2], row[3]) for row in rows})
 
-    def of_batch(self, stream: str, batch_time_ms: int) -> list[EventRow]:
+    def of_batch(self, stream_name: str, batch_time_ms: int) -> list[EventRow]:
         """Return the events of one batch, oldest first."""
-        query = _selected().where(events.c.stream == stream, events.c.batch_time_ms == batch_time_ms)
+        query = _selected().where(events.c.stream == stream_name, events.c.batch_time_ms == batch_time_ms)
         return self._rows(EventRow, query.order_by(events.c.event_id))
 
-    def prune(self, stream: str, before_ms: int, limit: int = 5000, *, before_id: int | None = None) -> int:
+    def prune(self, stream_name: str, before_ms: int, limit: int = 5000, *, before_id: int | None = None) -> int:
         """Delete up to ``limit`` of the oldest events, if older than ``before_ms``, and with ids below ``before_id`` if
         it is given. Returns the number deleted.
 
         Listeners that have not got them yet have missed them (see `ListenerCursors`).
         """
         # What says that Kafka's offsets have other records stays: a batch that is read again there must know of it.
-        these = (events.c.stream == stream, events.c.kind != EventKind.OFFSETS_REUSED)
+        these = (events.c.stream == stream_name, events.c.kind != EventKind.OFFSETS_REUSED)
         oldest = select(events.c.event_id, events.c.at_ms, events.c.block_id).where(*these)
         if before_id is not None:
             oldest = oldest.where(events.c.event_id < before_id)
-        with self._database.write_stream(stream) as (connection, _):
+        with self._database.write_stream(stream_name) as (connection, _):
             rows = connection.execute(oldest.order_by(events.c.event_id).limit(limit)).all()
             old = [row.event_id for row in takewhile(lambda row: row.at_ms < before_ms, rows)]
             if old:
-                _count_missed(connection, stream, [row.event_id for row in rows[: len(old)] if row.block_id is None])
+                _count_missed(
+                    connection, stream_name, [row.event_id for row in rows[: len(old)] if row.block_id is None]
+                )
                 connection.execute(delete(events).where(*these, events.c.event_id <= old[-1]))
             return len(old)
 
     def _ordered(
-        self, stream: str, kinds: Collection[EventKind] | None, *, blocks: bool = True
+        self, stream_name: str, kinds: Collection[EventKind] | None, *, blocks: bool = True
     ) -> AbstractContextManager[Connection]:
         """A transaction that sees the events with ids below one that it sees. All but those of blocks are added under
         the stream's lock, so their ids ascend in the order of commits."""
         if blocks and (kinds is None or EventKind.BLOCK_ADDED in kinds):
-            return self._database.settled(stream)
+            return self._database.settled(stream_name)
         return self._database.read()
 
 
@@ -223,17 +227,17 @@ def _selected() -> Any:
     )
 
 
-def _count_missed(connection: Connection, stream: str, event_ids: Sequence[int]) -> None:
+def _count_missed(connection: Connection, stream_name: str, event_ids: Sequence[int]) -> None:
     """Add those of ``event_ids``, which ascend and are deleted now, to the missed events of listeners that have not got
     them."""
     if not event_ids:
         return
     behind = select(listener_cursors.c.listener, listener_cursors.c.event_id).where(
-        listener_cursors.c.stream == stream, listener_cursors.c.event_id < event_ids[-1]
+        listener_cursors.c.stream == stream_name, listener_cursors.c.event_id < event_ids[-1]
     )
     for name, cursor in connection.execute(behind).all():
         missed = sum(event_id > cursor for event_id in event_ids)
-        this = (listener_cursors.c.stream == stream, listener_cursors.c.listener == name)
+        this = (listener_cursors.c.stream == stream_name, listener_cursors.c.listener == name)
         values = {"missed": listener_cursors.c.missed + missed, "event_id": event_ids[-1]}
         connection.execute(update(listener_cursors).where(*this).values(**values))
 
@@ -271,11 +275,13 @@ VANISHED = "the log lost the block before it reached the disk (delivery at_most_
 """The reason of the gaps of `Gaps.add_vanished`."""
 
 
-def remove_vanished(connection: Connection, stream: str, batch_time_ms: int) -> Counter[tuple[str, TopicPartition]]:
+def remove_vanished(
+    connection: Connection, stream_name: str, batch_time_ms: int
+) -> Counter[tuple[str, TopicPartition]]:
     """Delete the gaps of a batch's vanished blocks, within the caller's transaction. Returns their offsets by input and
     partition, which stay in the total of lost offsets."""
     offsets: Counter[tuple[str, TopicPartition]] = Counter()
-    vanished = (gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms, gaps.c.reason == VANISHED)
+    vanished = (gaps.c.stream == stream_name, gaps.c.batch_time_ms == batch_time_ms, gaps.c.reason == VANISHED)
     for row in GapRow.rows(connection, select(gaps).where(*vanished)):
         offsets[row.input_id, row.partition] += row.until_offset - row.from_offset
     if offsets:
@@ -286,11 +292,11 @@ def remove_vanished(connection: Connection, stream: str, batch_time_ms: int) -> 
 class Gaps(Repository):
     """Finds the gaps of streams, and records those of vanished blocks."""
 
-    def add_vanished(self, stream: str, batch_time_ms: int, lost: Iterable[tuple[str, OffsetRange]]) -> None:
+    def add_vanished(self, stream_name: str, batch_time_ms: int, lost: Iterable[tuple[str, OffsetRange]]) -> None:
         """Record the offset ranges of a batch's blocks that the log lost, each once. ``lost`` has the input's id with
         each range. An abandoned batch is left as it is."""
-        with self._database.write_stream(stream) as (connection, locked):
-            query = select(gaps).where(gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            query = select(gaps).where(gaps.c.stream == stream_name, gaps.c.batch_time_ms == batch_time_ms)
             rows = GapRow.rows(connection, query)
             if any(row.reason != VANISHED for row in rows):
                 # The batch is abandoned, so that its gaps contain those of its blocks. It may still be read for the
@@ -313,17 +319,17 @@ class Gaps(Repository):
                         batch_time_ms=batch_time_ms,
                     )
 
-    def page(self, stream: str, limit: int = 1000, *, before_id: int | None = None) -> list[GapRow]:
+    def page(self, stream_name: str, limit: int = 1000, *, before_id: int | None = None) -> list[GapRow]:
         """Return the newest ``limit`` gaps, those with ids below ``before_id`` if it is given, newest first."""
-        query = select(gaps).where(gaps.c.stream == stream)
+        query = select(gaps).where(gaps.c.stream == stream_name)
         if before_id is not None:
             query = query.where(gaps.c.gap_id < before_id)
         return self._rows(GapRow, query.order_by(gaps.c.gap_id.desc()).limit(limit))
 
-    def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> GapRow | None:
+    def containing(self, stream_name: str, input_id: str, partition: TopicPartition, offset: int) -> GapRow | None:
         """Return the newest gap that holds the offset, or None."""
         query = select(gaps).where(
-            gaps.c.stream == stream,
+            gaps.c.stream == stream_name,
             gaps.c.input_id == input_id,
             *(gaps.c[name] == value for name, value in partition_key(partition).items()),
             gaps.c.from_offset <= offset,
@@ -386,11 +392,11 @@ def output_totals(counts: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in known.items() if isinstance(value, int | float) and value > 0}
 
 
-def add_totals(connection: Connection, stream: str, amounts: Mapping[str, float], *, output_id: str = "") -> None:
+def add_totals(connection: Connection, stream_name: str, amounts: Mapping[str, float], *, output_id: str = "") -> None:
     """Add the amounts to the stream's totals, or to those of one output, within the caller's transaction."""
     rows = [
         # Sorted: two transactions that do not hold the stream's lock would take row locks in the same order.
-        {"stream": stream, "output_id": output_id, "name": name, "value": float(amount)}
+        {"stream": stream_name, "output_id": output_id, "name": name, "value": float(amount)}
         for name, amount in sorted(amounts.items())
         if amount > 0
     ]

@@ -49,7 +49,7 @@ class Jobs(Repository):
 
     def acquire(
         self,
-        stream: str,
+        stream_name: str,
         *,
         holder: str,
         lease_ms: int,
@@ -66,19 +66,19 @@ class Jobs(Repository):
             LeaseHeldError: a job that has not ended holds a live lease.
             StreamNotFoundError: there is no such stream.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream_name) as (connection, locked):
             # By itself, since a refusal changes nothing: the lease of a job that died while the clock was ahead.
             take_back(connection, locked)
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream_name) as (connection, locked):
             now_ms, epoch = locked.now_ms, locked.row.job_epoch + 1
-            previous = _job(connection, stream, locked.row.job_epoch)
+            previous = _job(connection, stream_name, locked.row.job_epoch)
             if previous is not None and previous.alive(now_ms):
                 raise held(previous)
             _end_previous(connection, previous, now_ms, holder)
-            lease = JobLease(stream, epoch, holder, lease_ms, now_ms + lease_ms)
+            lease = JobLease(stream_name, epoch, holder, lease_ms, now_ms + lease_ms)
             connection.execute(
                 insert(receiver_jobs).values(
-                    stream=stream,
+                    stream=stream_name,
                     epoch=epoch,
                     holder=holder,
                     state=JobState.STARTING,
@@ -90,8 +90,8 @@ class Jobs(Repository):
                     attributes=dict(attributes or {}),
                 )
             )
-            connection.execute(update(streams).where(streams.c.name == stream).values(job_epoch=epoch))
-            record(connection, stream, now_ms, EventKind.JOB_STARTED, {"epoch": epoch, "holder": holder})
+            connection.execute(update(streams).where(streams.c.name == stream_name).values(job_epoch=epoch))
+            record(connection, stream_name, now_ms, EventKind.JOB_STARTED, {"epoch": epoch, "holder": holder})
             return lease
 
     def requests(self, shared_job: str) -> list[JobRow]:
@@ -169,7 +169,7 @@ class Jobs(Repository):
 
     def request_stop(
         self,
-        stream: str,
+        stream_name: str,
         reason: str,
         *,
         epoch: int | None = None,
@@ -183,28 +183,28 @@ class Jobs(Repository):
             epoch: ask only the job of this epoch; returns None if another job has begun.
             attributes: added to the job's attributes by the first request.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            job = _job(connection, stream, locked.row.job_epoch)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            job = _job(connection, stream_name, locked.row.job_epoch)
             if job is None or job.state.ended or epoch not in (None, job.epoch):
                 return None
             if job.stop_requested_at_ms is None:
                 values = {"stop_requested_at_ms": locked.now_ms, "stop_reason": reason}
                 if attributes:
                     values["attributes"] = {**job.attributes, **attributes}
-                connection.execute(_this(stream, job.epoch).values(**values))
+                connection.execute(_this(stream_name, job.epoch).values(**values))
                 payload = {"epoch": job.epoch, "reason": reason}
-                record(connection, stream, locked.now_ms, EventKind.JOB_STOP_REQUESTED, payload)
-            return _job(connection, stream, job.epoch)
+                record(connection, stream_name, locked.now_ms, EventKind.JOB_STOP_REQUESTED, payload)
+            return _job(connection, stream_name, job.epoch)
 
-    def note(self, stream: str, epoch: int, attributes: Mapping[str, Any]) -> None:
+    def note(self, stream_name: str, epoch: int, attributes: Mapping[str, Any]) -> None:
         """Add to a job's attributes on behalf of another process. The lease does not change."""
-        with self._database.write_stream(stream) as (connection, _):
+        with self._database.write_stream(stream_name) as (connection, _):
             query = select(receiver_jobs.c.attributes).where(
-                receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch
+                receiver_jobs.c.stream == stream_name, receiver_jobs.c.epoch == epoch
             )
             known = connection.execute(query.with_for_update()).scalar_one_or_none()
             if known is not None:
-                connection.execute(_this(stream, epoch).values(attributes={**known, **attributes}))
+                connection.execute(_this(stream_name, epoch).values(attributes={**known, **attributes}))
 
     def release(self, lease: JobLease, state: JobState | str = JobState.STOPPED, error: str | None = None) -> None:
         """End the job, and with it its receivers. A second call changes nothing.
@@ -222,24 +222,24 @@ class Jobs(Repository):
             if not job.state.ended:
                 _end(connection, lease.stream, lease.epoch, now_ms=locked.now_ms, state=ended, error=error)
 
-    def end_dead(self, stream: str, epoch: int, error: str) -> None:
+    def end_dead(self, stream_name: str, epoch: int, error: str) -> None:
         """End a job as failed, and with it its receivers, on behalf of its process, which has ended without a report.
 
         Changes nothing if the job has ended already, or another one has begun.
         """
-        with self._database.write_stream(stream) as (connection, locked):
-            job = _job(connection, stream, locked.row.job_epoch)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            job = _job(connection, stream_name, locked.row.job_epoch)
             if job is not None and job.epoch == epoch and not job.state.ended:
-                _end(connection, stream, epoch, now_ms=locked.now_ms, state=JobState.FAILED, error=error)
+                _end(connection, stream_name, epoch, now_ms=locked.now_ms, state=JobState.FAILED, error=error)
 
-    def current(self, stream: str) -> JobRow | None:
+    def current(self, stream_name: str) -> JobRow | None:
         """Return the newest job, in any state; None before the first."""
-        jobs = self.page(stream, limit=1)
+        jobs = self.page(stream_name, limit=1)
         return jobs[0] if jobs else None
 
-    def page(self, stream: str, limit: int = 20) -> list[JobRow]:
+    def page(self, stream_name: str, limit: int = 20) -> list[JobRow]:
         """Return the stream's newest ``limit`` jobs, newest first."""
-        query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
+        query = select(receiver_jobs).where(receiver_jobs.c.stream == stream_name)
         return self._rows(JobRow, query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
 
     def _touch(
@@ -276,13 +276,13 @@ def job_of(connection: Connection, locked: LockedStream) -> JobRow | None:
     return _job(connection, locked.row.name, locked.row.job_epoch)
 
 
-def _job(connection: Connection, stream: str, epoch: int) -> JobRow | None:
-    query = select(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
+def _job(connection: Connection, stream_name: str, epoch: int) -> JobRow | None:
+    query = select(receiver_jobs).where(receiver_jobs.c.stream == stream_name, receiver_jobs.c.epoch == epoch)
     return JobRow.row(connection, query)
 
 
-def _this(stream: str, epoch: int) -> Any:
-    return update(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
+def _this(stream_name: str, epoch: int) -> Any:
+    return update(receiver_jobs).where(receiver_jobs.c.stream == stream_name, receiver_jobs.c.epoch == epoch)
 
 
 def _end_previous(connection: Connection, previous: JobRow | None, now_ms: int, holder: str) -> None:
@@ -292,16 +292,22 @@ def _end_previous(connection: Connection, previous: JobRow | None, now_ms: int, 
         _end(connection, previous.stream, previous.epoch, now_ms=now_ms, state=JobState.FAILED, error=error)
 
 
-def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state: JobState, error: str | None) -> None:
+def _end(
+    connection: Connection, stream_name: str, epoch: int, *, now_ms: int, state: JobState, error: str | None
+) -> None:
     """End a job. Its receivers can write no more, so their segments are closed."""
     values: dict[str, Any] = {"state": state, "ended_at_ms": now_ms}
     if error is not None:
         values["error"] = error
-    connection.execute(_this(stream, epoch).values(**values))
-    live = (receivers.c.stream == stream, receivers.c.state.in_(LIVE_RECEIVERS))
+    connection.execute(_this(stream_name, epoch).values(**values))
+    live = (receivers.c.stream == stream_name, receivers.c.state.in_(LIVE_RECEIVERS))
     lost_error = f"its job (epoch {epoch}) {state.value}"
     lost = [
-        {"receiver": str(ReceiverId(stream, row.input_id, row.receiver_index)), "epoch": row.epoch, "error": lost_error}
+        {
+            "receiver": str(ReceiverId(stream_name, row.input_id, row.receiver_index)),
+            "epoch": row.epoch,
+            "error": lost_error,
+        }
         for row in connection.execute(select(receivers).where(*live))
     ]
     connection.execute(
@@ -315,14 +321,14 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
             last_error_stack=None,
         )
     )
-    record_all(connection, stream, now_ms, EventKind.RECEIVER_FAILED, lost)
+    record_all(connection, stream_name, now_ms, EventKind.RECEIVER_FAILED, lost)
     connection.execute(
         update(segments)
-        .where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.closed_at_ms.is_(None))
+        .where(segments.c.stream == stream_name, segments.c.removed_at_ms.is_(None), segments.c.closed_at_ms.is_(None))
         .values(**closing_values(now_ms))
     )
     kind = EventKind.JOB_FAILED if state is JobState.FAILED else EventKind.JOB_STOPPED
-    record(connection, stream, now_ms, kind, {"epoch": epoch, "error": error})
+    record(connection, stream_name, now_ms, kind, {"epoch": epoch, "error": error})
 
 
 def held(job: JobRow) -> LeaseHeldError:

@@ -219,7 +219,7 @@ class Positions(Repository):
             for row in _rows(connection, job.stream, input_id, partitions):
                 _set_state(connection, locked, row, PartitionState(state), error)
 
-    def unpassed(self, stream: str, batch_time_ms: int) -> list[PositionRow]:
+    def unpassed(self, stream_name: str, batch_time_ms: int) -> list[PositionRow]:
         """Return the partitions that delay a batch by timestamp, since they may still get records of earlier times.
 
         A partition has passed the batch time when a stored record has that timestamp or a later one, or when everything
@@ -230,12 +230,12 @@ class Positions(Repository):
             StreamNotFoundError: there is no such stream.
         """
         with self._database.read() as connection:
-            lateness = select(streams.c.allowed_lateness_ms).where(streams.c.name == stream)
+            lateness = select(streams.c.allowed_lateness_ms).where(streams.c.name == stream_name)
             lateness_ms = connection.execute(lateness).scalar_one_or_none()
             if lateness_ms is None:
-                raise StreamNotFoundError(stream)
+                raise StreamNotFoundError(stream_name)
             query = select(positions).where(
-                positions.c.stream == stream,
+                positions.c.stream == stream_name,
                 positions.c.state == PartitionState.ACTIVE,
                 positions.c.watermark_ms < batch_time_ms,
                 positions.c.drained_ms < batch_time_ms + lateness_ms,
@@ -243,13 +243,13 @@ class Positions(Repository):
             order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
             return PositionRow.rows(connection, query.order_by(*order))
 
-    def all(self, stream: str, input_id: str | None = None, *, live: bool = False) -> list[PositionRow]:
+    def all(self, stream_name: str, input_id: str | None = None, *, live: bool = False) -> list[PositionRow]:
         """Return the positions of a stream, or of one input, sorted by input, topic, incarnation and partition.
 
         Args:
             live: leave out ended partitions, of which there may be many.
         """
-        query = select(positions).where(positions.c.stream == stream)
+        query = select(positions).where(positions.c.stream == stream_name)
         if live:
             query = query.where(LIVE)
         if input_id is not None:
@@ -307,11 +307,11 @@ def _set_state(
         record(connection, stream, locked.now_ms, EventKind.PARTITION_ENDED, payload | ended)
 
 
-def _last_lag(connection: Connection, stream: str, row: PositionRow) -> int | None:
+def _last_lag(connection: Connection, stream_name: str, row: PositionRow) -> int | None:
     """Return the lag that its receiver reported last, None if unknown. These records are lost with the topic."""
     if row.receiver_index is None:
         return None
-    receiver = find_receiver(connection, ReceiverId(stream, row.input_id, row.receiver_index))
+    receiver = find_receiver(connection, ReceiverId(stream_name, row.input_id, row.receiver_index))
     return None if receiver is None else receiver.lag_of(row.partition)
 
 
@@ -329,17 +329,17 @@ def _require_dead(connection: Connection, locked: LockedStream, receiver_id: Rec
 
 
 def _rows(
-    connection: Connection, stream: str, input_id: str, partitions: Iterable[TopicPartition]
+    connection: Connection, stream_name: str, input_id: str, partitions: Iterable[TopicPartition]
 ) -> list[PositionRow]:
     """Return the rows of these partitions, in the order given. Raises PositionNotFoundError."""
     wanted = list(partitions)
-    query = _of_input(stream, input_id)
+    query = _of_input(stream_name, input_id)
     if len(wanted) == 1:
         query = query.where(*(positions.c[name] == value for name, value in partition_key(wanted[0]).items()))
     known = {_identity(row.partition): row for row in PositionRow.rows(connection, query)}
     for partition in wanted:
         if _identity(partition) not in known:
-            raise PositionNotFoundError(stream, input_id, partition)
+            raise PositionNotFoundError(stream_name, input_id, partition)
     return [known[_identity(partition)] for partition in wanted]
 
 
@@ -347,13 +347,13 @@ def _identity(partition: TopicPartition) -> tuple[str, str, int]:
     return partition.topic, partition.topic_id, partition.partition
 
 
-def _of_input(stream: str, input_id: str) -> Any:
-    return select(positions).where(positions.c.stream == stream, positions.c.input_id == input_id)
+def _of_input(stream_name: str, input_id: str) -> Any:
+    return select(positions).where(positions.c.stream == stream_name, positions.c.input_id == input_id)
 
 
-def _this(stream: str, input_id: str, partition: TopicPartition) -> Any:
+def _this(stream_name: str, input_id: str, partition: TopicPartition) -> Any:
     return update(positions).where(
-        positions.c.stream == stream,
+        positions.c.stream == stream_name,
         positions.c.input_id == input_id,
         positions.c.topic == partition.topic,
         positions.c.topic_id == partition.topic_id,

@@ -129,15 +129,15 @@ class FoundStream:
 class Rebuild(Repository):
     """Rebuilds a lost ledger."""
 
-    def is_new(self, stream: str) -> bool:
+    def is_new(self, stream_name: str) -> bool:
         """Return whether the ledger has received nothing for the stream: it is unknown, or has no block and no record.
 
         A stream that was registered again may have a receiver job, positions and empty batches.
         """
         with self._database.read() as connection:
-            return not _has_received(connection, stream)
+            return not _has_received(connection, stream_name)
 
-    def restore(self, stream: str, found: FoundStream, *, force: bool = False) -> None:
+    def restore(self, stream_name: str, found: FoundStream, *, force: bool = False) -> None:
         """Write the stream, in one transaction, into a ledger that has received nothing for it.
 
         What the ledger already has of the stream is deleted: a registration, a receiver job, empty batches.
@@ -152,21 +152,21 @@ class Rebuild(Repository):
         """
         with self._database.write() as connection:
             try:
-                locked = self._database.lock_stream(connection, stream)
+                locked = self._database.lock_stream(connection, stream_name)
             except StreamNotFoundError:
                 connection.execute(insert(streams).values(**found.stream.to_columns()))
-                locked = self._database.lock_stream(connection, stream)
+                locked = self._database.lock_stream(connection, stream_name)
             else:
-                if _has_received(connection, stream):
+                if _has_received(connection, stream_name):
                     raise LedgerError(
-                        f"The ledger has blocks or batches of stream {stream!r}: it is not lost.",
+                        f"The ledger has blocks or batches of stream {stream_name!r}: it is not lost.",
                         remedy="Rebuild into a new ledger, and keep this one.",
                     )
                 if not force:
                     _refuse_while_alive(connection, locked)
                 for table in reversed(_TABLES):
-                    connection.execute(delete(table).where(table.c.stream == stream))
-                _update(connection, stream, **found.stream.to_columns())
+                    connection.execute(delete(table).where(table.c.stream == stream_name))
+                _update(connection, stream_name, **found.stream.to_columns())
             now_ms, rows = locked.now_ms, _rows(connection, found, locked.now_ms)
             for table in _TABLES:
                 # The database gives the rows new numbers.
@@ -175,29 +175,31 @@ class Rebuild(Repository):
                     connection,
                     table,
                     (
-                        {name: value for name, value in row.items() if name != number} | {"stream": stream}
+                        {name: value for name, value in row.items() if name != number} | {"stream": stream_name}
                         for row in rows.get(table, ())
                     ),
                 )
             # Their writers are gone.
-            connection.execute(update(segments).where(segments.c.stream == stream).values(**closing_values(now_ms)))
+            connection.execute(
+                update(segments).where(segments.c.stream == stream_name).values(**closing_values(now_ms))
+            )
             for gap in found.found_gaps:
                 span = {"from_offset": gap.from_offset, "until_offset": gap.until_offset}
                 add_gap(connection, locked, gap.input_id, gap.partition, **span, reason=gap.reason)
             if found.declared not in (None, Declared.of(found.stream)):
-                revision, _ = keep_revision(connection, stream, found.declared, now_ms)
-                _update(connection, stream, **found.declared.columns(), revision=revision, updated_at_ms=now_ms)
+                revision, _ = keep_revision(connection, stream_name, found.declared, now_ms)
+                _update(connection, stream_name, **found.declared.columns(), revision=revision, updated_at_ms=now_ms)
             payload = {"blocks": len(found.blocks), "batches": len(found.batches), **found.notes}
-            record(connection, stream, now_ms, EventKind.LEDGER_REBUILT, payload)
+            record(connection, stream_name, now_ms, EventKind.LEDGER_REBUILT, payload)
 
 
-def _update(connection: Connection, stream: str, **values: Any) -> None:
-    connection.execute(update(streams).where(streams.c.name == stream).values(**values))
+def _update(connection: Connection, stream_name: str, **values: Any) -> None:
+    connection.execute(update(streams).where(streams.c.name == stream_name).values(**values))
 
 
-def _has_received(connection: Connection, stream: str) -> bool:
-    has_blocks = exists().where(blocks.c.stream == stream)
-    has_records = exists().where(batches.c.stream == stream, batches.c.records > 0)
+def _has_received(connection: Connection, stream_name: str) -> bool:
+    has_blocks = exists().where(blocks.c.stream == stream_name)
+    has_records = exists().where(batches.c.stream == stream_name, batches.c.records > 0)
     return bool(connection.execute(select(has_blocks | has_records)).scalar_one())
 
 

@@ -257,17 +257,17 @@ class Receivers(Repository):
             for receiver_id, rate in rates.items():
                 connection.execute(update_receiver(receiver_id).values(max_rate=rate))
 
-    def all(self, stream: str) -> list[ReceiverRow]:
+    def all(self, stream_name: str) -> list[ReceiverRow]:
         """Return the stream's receivers, live or not, sorted by input and index."""
         order = (receivers.c.input_id, receivers.c.receiver_index)
-        return self._rows(ReceiverRow, select(receivers).where(receivers.c.stream == stream).order_by(*order))
+        return self._rows(ReceiverRow, select(receivers).where(receivers.c.stream == stream_name).order_by(*order))
 
-    def unsealed(self, stream: str, batch_time_ms: int) -> list[ReceiverRow]:
+    def unsealed(self, stream_name: str, batch_time_ms: int) -> list[ReceiverRow]:
         """Return the live receivers that may still add blocks cut before ``batch_time_ms``."""
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
             query = select(receivers).where(
-                receivers.c.stream == stream,
+                receivers.c.stream == stream_name,
                 receivers.c.lease_until_ms > now_ms,
                 receivers.c.sealed_through_ms < batch_time_ms,
             )

@@ -356,11 +356,11 @@ def unclaimed_part(receiver_index: int) -> int:
     return receiver_index % _PARTS
 
 
-def unclaimed_sums(stream: str) -> Select[Any]:
+def unclaimed_sums(stream_name: str) -> Select[Any]:
     """Return the query of a stream's unclaimed times, one row for each: the columns of `UnclaimedTime`."""
     time = unclaimed_times.c.batch_time_ms
     sums = [cast(func.sum(unclaimed_times.c[name]), BigInteger).label(name) for name in UNCLAIMED_SUMS]
-    return select(time, *sums).where(unclaimed_times.c.stream == stream).group_by(time)
+    return select(time, *sums).where(unclaimed_times.c.stream == stream_name).group_by(time)
 
 
 UNCLAIMED_SUMS = ("blocks", "records", "payload_bytes")

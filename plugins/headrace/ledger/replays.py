@@ -46,7 +46,7 @@ class Replays(Repository):
 
     def begin(
         self,
-        stream: str,
+        stream_name: str,
         batch_time_ms: int,
         *,
         target: str,
@@ -79,11 +79,11 @@ class Replays(Repository):
         """
         if not target or not outputs:
             raise LedgerError("A replay has a name and at least one output.")
-        with self._database.write_stream(stream) as (connection, locked):
-            batch = require_batch(connection, stream, batch_time_ms)
+        with self._database.write_stream(stream_name) as (connection, locked):
+            batch = require_batch(connection, stream_name, batch_time_ms)
             if batch.state in (BatchState.ABSORBED, BatchState.ABANDONED):
                 raise BatchStateError(
-                    f"Batch {time_text(batch_time_ms)} of stream {stream!r} is {batch.state.value} and cannot be "
+                    f"Batch {time_text(batch_time_ms)} of stream {stream_name!r} is {batch.state.value} and cannot be "
                     "replayed.",
                     remedy=f"Replay batch {time_text(batch.absorbed_by_ms)}." if batch.absorbed_by_ms else None,
                 )
@@ -95,9 +95,9 @@ class Replays(Repository):
                 )
             for output_id in ordered:
                 _check_order(
-                    connection, stream, batch_time_ms, target=target, output_id=output_id, definition=definition
+                    connection, stream_name, batch_time_ms, target=target, output_id=output_id, definition=definition
                 )
-            fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target=target, outputs=outputs)
+            fence_attempts(connection, stream_name, batch_time_ms, locked.now_ms, target=target, outputs=outputs)
             attempt = insert_attempt(
                 connection,
                 locked,
@@ -114,26 +114,28 @@ class Replays(Repository):
             )
             _note(connection, locked, attempt, required)
             payload = {"target": target, "attempt": attempt.number, "outputs": list(outputs), "holder": holder}
-            record(connection, stream, locked.now_ms, EventKind.REPLAY_STARTED, payload, batch_time_ms=batch_time_ms)
+            record(
+                connection, stream_name, locked.now_ms, EventKind.REPLAY_STARTED, payload, batch_time_ms=batch_time_ms
+            )
             return attempt
 
-    def between(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[ReplayRow]:
+    def between(self, stream_name: str, target: str, from_ms: int, until_ms: int) -> list[ReplayRow]:
         """Return the states of the batches of times ``[from_ms, until_ms)`` in a replay, oldest first."""
         query = select(replays).where(
-            replays.c.stream == stream,
+            replays.c.stream == stream_name,
             replays.c.target == target,
             replays.c.batch_time_ms >= from_ms,
             replays.c.batch_time_ms < until_ms,
         )
         return self._rows(ReplayRow, query.order_by(replays.c.batch_time_ms))
 
-    def written_by(self, stream: str, target: str, output: str, from_ms: int, until_ms: int) -> dict[int, str]:
+    def written_by(self, stream_name: str, target: str, output: str, from_ms: int, until_ms: int) -> dict[int, str]:
         """Return the replay's definition that last wrote the output, for each batch time of ``[from_ms, until_ms)``."""
         query = (
             select(batch_outputs.c.batch_time_ms, batch_attempts.c.replay_revision)
             .join(batch_attempts, wrote_output())
             .where(
-                batch_outputs.c.stream == stream,
+                batch_outputs.c.stream == stream_name,
                 batch_outputs.c.batch_time_ms >= from_ms,
                 batch_outputs.c.batch_time_ms < until_ms,
                 batch_outputs.c.target == target,
@@ -143,7 +145,7 @@ class Replays(Repository):
             .order_by(batch_outputs.c.batch_time_ms, batch_outputs.c.attempt)
         )
         named = select(replay_definitions.c.revision, replay_definitions.c.definition).where(
-            replay_definitions.c.stream == stream, replay_definitions.c.target == target
+            replay_definitions.c.stream == stream_name, replay_definitions.c.target == target
         )
         with self._database.read() as connection:
             definitions = {row.revision: row.definition for row in connection.execute(named)}
@@ -152,7 +154,7 @@ class Replays(Repository):
 
 
 def _check_order(
-    connection: Connection, stream: str, batch_time_ms: int, *, target: str, output_id: str, definition: str
+    connection: Connection, stream_name: str, batch_time_ms: int, *, target: str, output_id: str, definition: str
 ) -> None:
     """Check that the output of the replay is written at the batch times in their order.
 
@@ -162,12 +164,12 @@ def _check_order(
         NotItsTurnError: the last batch before this one is not complete.
         ReplayOrderError: a later batch has been begun.
     """
-    begun = _begun_in_replay(connection, stream, target, output_id, definition).limit(1)
+    begun = _begun_in_replay(connection, stream_name, target, output_id, definition).limit(1)
     time_ms = replays.c.batch_time_ms
     later = connection.execute(begun.where(time_ms > batch_time_ms).order_by(time_ms)).one_or_none()
     if later is not None:
         raise ReplayOrderError(
-            f"Replay {target!r} of stream {stream!r} deletes documents by key with output {output_id!r}, and has "
+            f"Replay {target!r} of stream {stream_name!r} deletes documents by key with output {output_id!r}, and has "
             f"replayed batch {time_text(later.batch_time_ms)} before {time_text(batch_time_ms)}: an older value that "
             "is written now would restore what that batch has deleted.",
             remedy="Replay into a new index, with a new name of the replay, from the earliest batch on.",
@@ -176,7 +178,7 @@ def _check_order(
     before = connection.execute(begun.where(time_ms < batch_time_ms).order_by(*newest_first)).one_or_none()
     if before is not None and before.state is not AttemptState.COMPLETED:
         raise NotItsTurnError(
-            f"Replay {target!r} of stream {stream!r} runs its batches in order, and before "
+            f"Replay {target!r} of stream {stream_name!r} runs its batches in order, and before "
             f"{time_text(batch_time_ms)} it has to complete {time_text(before.batch_time_ms)}.",
             busy=[before.batch_time_ms],
             remedy="Wait for it, or clear its run.",
@@ -184,12 +186,12 @@ def _check_order(
 
 
 def _begun_in_replay(
-    connection: Connection, stream: str, target: str, output_id: str, definition: str
+    connection: Connection, stream_name: str, target: str, output_id: str, definition: str
 ) -> Select[tuple[int, AttemptState]]:
     """Return the query for the attempts of a replay at an output, into the place where this definition writes it."""
     definitions = connection.execute(
         select(replay_definitions.c.revision, replay_definitions.c.definition).where(
-            replay_definitions.c.stream == stream, replay_definitions.c.target == target
+            replay_definitions.c.stream == stream_name, replay_definitions.c.target == target
         )
     )
     place = _place(definition, output_id)
@@ -201,7 +203,7 @@ def _begun_in_replay(
         .join(batch_outputs, and_(*same_batch, batch_outputs.c.output_id == output_id))
         .join(batch_attempts, wrote_output())
         .where(
-            replays.c.stream == stream,
+            replays.c.stream == stream_name,
             replays.c.target == target,
             replays.c.state != BatchState.ABANDONED,
             batch_attempts.c.replay_revision.in_(revisions),
@@ -246,10 +248,10 @@ def settle_replay(
         record(connection, stream, locked.now_ms, kind, payload, batch_time_ms=batch_time_ms)
 
 
-def present_revision(connection: Connection, stream: str, batch_time_ms: int, target: str) -> int | None:
+def present_revision(connection: Connection, stream_name: str, batch_time_ms: int, target: str) -> int | None:
     """Return the revision of the replay's definition that the batch was last begun with; None if it was not begun."""
     query = select(replays.c.revision).where(
-        replays.c.stream == stream, replays.c.target == target, replays.c.batch_time_ms == batch_time_ms
+        replays.c.stream == stream_name, replays.c.target == target, replays.c.batch_time_ms == batch_time_ms
     )
     return connection.execute(query).scalar_one_or_none()
 

@@ -102,37 +102,39 @@ class StreamSnapshot:
 class Snapshots(Repository):
     """Reads all of a stream in one transaction."""
 
-    def take(self, stream: str) -> StreamSnapshot:
+    def take(self, stream_name: str) -> StreamSnapshot:
         """Read everything except events and ended attempts: up to two kilobytes for each block and each batch input.
 
         Raises:
             StreamNotFoundError: there is no such stream.
         """
         with self._database.snapshot() as connection:
-            return _read(connection, stream, self._database.now_ms(connection))
+            return _read(connection, stream_name, self._database.now_ms(connection))
 
 
-def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
-    row = StreamRow.row(connection, select(streams).where(streams.c.name == stream))
+def _read(connection: Connection, stream_name: str, now_ms: int) -> StreamSnapshot:
+    row = StreamRow.row(connection, select(streams).where(streams.c.name == stream_name))
     if row is None:
-        raise StreamNotFoundError(stream)
+        raise StreamNotFoundError(stream_name)
 
     def rows(model: type[_Row], *order: str) -> tuple[_Row, ...]:
         columns = model.__table__.c
-        query = select(model.__table__).where(columns.stream == stream)
+        query = select(model.__table__).where(columns.stream == stream_name)
         return tuple(model.rows(connection, query.order_by(*(columns[name] for name in order))))
 
     stored = (
         select(blocks, segments.c.path)
         .join(segments, segments.c.segment_id == blocks.c.segment_id)
-        .where(blocks.c.stream == stream)
+        .where(blocks.c.stream == stream_name)
         .order_by(blocks.c.block_id)
     )
-    running = select_attempts().where(batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING)
-    unclaimed = unclaimed_sums(stream).order_by(unclaimed_times.c.batch_time_ms)
+    running = select_attempts().where(
+        batch_attempts.c.stream == stream_name, batch_attempts.c.state == AttemptState.RUNNING
+    )
+    unclaimed = unclaimed_sums(stream_name).order_by(unclaimed_times.c.batch_time_ms)
     newest = (
         select(batch_attempts.c.batch_time_ms, func.max(batch_attempts.c.number))
-        .where(batch_attempts.c.stream == stream, batch_attempts.c.target == "")
+        .where(batch_attempts.c.stream == stream_name, batch_attempts.c.target == "")
         .group_by(batch_attempts.c.batch_time_ms)
     )
     outputs: dict[tuple[int, str], dict[str, BatchOutputRow]] = defaultdict(dict)

@@ -298,23 +298,23 @@ def _refuse_if_used(connection: Connection, name: str, old_ms: int, new_ms: int)
         )
 
 
-def keep_revision(connection: Connection, stream: str, declared: Declared, now_ms: int) -> tuple[int, bool]:
+def keep_revision(connection: Connection, stream_name: str, declared: Declared, now_ms: int) -> tuple[int, bool]:
     """Return the revision of this content, and whether it is new. The stream's row must exist and be locked."""
     known = select(stream_revisions.c.revision).where(
-        stream_revisions.c.stream == stream, stream_revisions.c.digest == declared.digest
+        stream_revisions.c.stream == stream_name, stream_revisions.c.digest == declared.digest
     )
     known_revision = connection.execute(known).scalar_one_or_none()
     if known_revision is not None:
         return int(known_revision), False
-    newest = select(func.max(stream_revisions.c.revision)).where(stream_revisions.c.stream == stream)
+    newest = select(func.max(stream_revisions.c.revision)).where(stream_revisions.c.stream == stream_name)
     revision = (connection.execute(newest).scalar_one() or 0) + 1
-    insert_revision(connection, stream, revision, declared, now_ms)
+    insert_revision(connection, stream_name, revision, declared, now_ms)
     return revision, True
 
 
-def insert_revision(connection: Connection, stream: str, revision: int, declared: Declared, now_ms: int) -> None:
+def insert_revision(connection: Connection, stream_name: str, revision: int, declared: Declared, now_ms: int) -> None:
     """Store a definition with this revision."""
-    key = {"stream": stream, "revision": revision, "digest": declared.digest, "created_at_ms": now_ms}
+    key = {"stream": stream_name, "revision": revision, "digest": declared.digest, "created_at_ms": now_ms}
     connection.execute(insert(stream_revisions).values(**key, **declared.columns()))
 
 
@@ -395,27 +395,27 @@ class Topics(Repository):
                 for topic in wanted
             ]
 
-    def all(self, stream: str, input_id: str | None = None) -> list[TopicRow]:
+    def all(self, stream_name: str, input_id: str | None = None) -> list[TopicRow]:
         """Return all topics of the stream, or of one input, including past incarnations."""
         order = (topics.c.input_id, topics.c.topic, topics.c.incarnation)
-        query = select(topics).where(topics.c.stream == stream)
+        query = select(topics).where(topics.c.stream == stream_name)
         if input_id is not None:
             query = query.where(topics.c.input_id == input_id)
         return self._rows(TopicRow, query.order_by(*order))
 
 
 def _observe(
-    connection: Connection, stream: str, input_id: str, seen: tuple[str, str, int], *, at_start: bool, now_ms: int
+    connection: Connection, stream_name: str, input_id: str, seen: tuple[str, str, int], *, at_start: bool, now_ms: int
 ) -> TopicRow:
     topic, topic_id, partitions = seen
-    row = _find(connection, stream, input_id, topic, topic_id)
+    row = _find(connection, stream_name, input_id, topic, topic_id)
     if row is not None and row.current and row.partitions >= partitions:
         return row
     if row is not None:
         return _change(connection, row, partitions, now_ms)
     return _see(
         connection,
-        stream=stream,
+        stream_name=stream_name,
         input_id=input_id,
         topic=topic,
         topic_id=topic_id,
@@ -428,7 +428,7 @@ def _observe(
 def _see(
     connection: Connection,
     *,
-    stream: str,
+    stream_name: str,
     input_id: str,
     topic: str,
     topic_id: str,
@@ -437,7 +437,7 @@ def _see(
     now_ms: int,
 ) -> TopicRow:
     """Add a topic id that this input has not seen."""
-    named = (topics.c.stream == stream, topics.c.topic == topic)
+    named = (topics.c.stream == stream_name, topics.c.topic == topic)
     # Another input may know the id already.
     incarnation = connection.execute(
         select(topics.c.incarnation).where(*named, topics.c.topic_id == topic_id).limit(1)
@@ -450,7 +450,7 @@ def _see(
         update(topics).where(*named, topics.c.input_id == input_id, topics.c.current).values(current=False)
     ).rowcount
     row = TopicRow(
-        stream,
+        stream_name,
         input_id,
         topic,
         topic_id,
@@ -471,7 +471,7 @@ def _see(
         "partitions": partitions,
     }
     kind = EventKind.TOPIC_RECREATED if earlier else EventKind.TOPIC_SEEN
-    record(connection, stream, now_ms, kind, payload)
+    record(connection, stream_name, now_ms, kind, payload)
     return row
 
 
@@ -497,14 +497,14 @@ def _change(connection: Connection, row: TopicRow, partitions: int, now_ms: int)
     return changed
 
 
-def _any(connection: Connection, stream: str, input_id: str) -> bool:
-    query = select(exists().where(topics.c.stream == stream, topics.c.input_id == input_id))
+def _any(connection: Connection, stream_name: str, input_id: str) -> bool:
+    query = select(exists().where(topics.c.stream == stream_name, topics.c.input_id == input_id))
     return bool(connection.execute(query).scalar_one())
 
 
-def _find(connection: Connection, stream: str, input_id: str, topic: str, topic_id: str) -> TopicRow | None:
+def _find(connection: Connection, stream_name: str, input_id: str, topic: str, topic_id: str) -> TopicRow | None:
     query = select(topics).where(
-        topics.c.stream == stream,
+        topics.c.stream == stream_name,
         topics.c.input_id == input_id,
         topics.c.topic == topic,
         topics.c.topic_id == topic_id,

@@ -130,17 +130,17 @@ class Points:
 class BatchPages(Repository):
     """Pages and points of a stream's batches."""
 
-    def page(self, stream: str, of: BatchRange, order: BatchOrder, limit: int, after: Place | None = None) -> Page:
+    def page(self, stream_name: str, of: BatchRange, order: BatchOrder, limit: int, after: Place | None = None) -> Page:
         """Return the next ``limit`` batches after ``after``."""
         with self._database.read() as connection:
             if order.by_time:
-                rows = _by_time(connection, stream, of, order=order, limit=limit + 1, after=after)
+                rows = _by_time(connection, stream_name, of, order=order, limit=limit + 1, after=after)
                 more, window = len(rows) > limit, None
                 end = Place(rows[limit - 1].batch_time_ms) if more else None
                 return Page(tuple(rows[:limit]), end, window)
-            return _by_value(connection, stream, of, order=order, limit=limit, after=after)
+            return _by_value(connection, stream_name, of, order=order, limit=limit, after=after)
 
-    def points(self, stream: str, from_ms: int, until_ms: int, *, points: int) -> Points:
+    def points(self, stream_name: str, from_ms: int, until_ms: int, *, points: int) -> Points:
         """Return batches of ``[from_ms, until_ms)``, oldest first, at most ``points``.
 
         If there are more, the range is cut into equal parts, each with its batch of the longest total delay, and with
@@ -148,7 +148,7 @@ class BatchPages(Repository):
         """
         time = batches.c.batch_time_ms
         of_range = (
-            batches.c.stream == stream,
+            batches.c.stream == stream_name,
             time >= from_ms,
             time < until_ms,
             batches.c.state != BatchState.ABSORBED,
@@ -166,29 +166,29 @@ class BatchPages(Repository):
                 for number, group in groupby(every_row, lambda row: (row.batch_time_ms - from_ms) // part_ms)
             ]
             slowest = [max(group, key=_total_delay_ms).batch_time_ms for _, group in parts]
-            thinned = select(batches).where(batches.c.stream == stream, time.in_(slowest)).order_by(time)
+            thinned = select(batches).where(batches.c.stream == stream_name, time.in_(slowest)).order_by(time)
             return Points(
                 tuple(BatchRow.rows(connection, thinned)),
                 tuple(_part(group, start, min(start + part_ms, until_ms)) for start, group in parts),
                 _part(every_row, from_ms, until_ms),
             )
 
-    def counts(self, stream: str) -> dict[str, int]:
+    def counts(self, stream_name: str) -> dict[str, int]:
         """Return the number of batches by state, of the states that occur; each up to `WINDOW`."""
         with self._database.read() as connection:
             by_state = {
                 state.value: _count(
                     connection,
-                    select(batches.c.batch_time_ms).where(batches.c.stream == stream, batches.c.state == state),
+                    select(batches.c.batch_time_ms).where(batches.c.stream == stream_name, batches.c.state == state),
                 )
                 for state in BatchState
             }
         return {state: number for state, number in by_state.items() if number}
 
-    def gaps(self, stream: str) -> int:
+    def gaps(self, stream_name: str) -> int:
         """Return the number of the stream's gaps, up to `WINDOW`."""
         with self._database.read() as connection:
-            return _count(connection, select(gaps.c.gap_id).where(gaps.c.stream == stream))
+            return _count(connection, select(gaps.c.gap_id).where(gaps.c.stream == stream_name))
 
 
 def _total_delay_ms(row: Row[Any]) -> int:
@@ -220,8 +220,8 @@ def _count(connection: Connection, query: Select[Any]) -> int:
     return int(connection.execute(select(func.count()).select_from(query.limit(WINDOW).subquery())).scalar_one())
 
 
-def _selected(stream: str, of: BatchRange, *columns: Any) -> Select[Any]:
-    query = select(*columns or (batches,)).where(batches.c.stream == stream)
+def _selected(stream_name: str, of: BatchRange, *columns: Any) -> Select[Any]:
+    query = select(*columns or (batches,)).where(batches.c.stream == stream_name)
     if of.folded:
         query = query.where(batches.c.state != BatchState.ABSORBED)
     if of.from_ms is not None:
@@ -235,11 +235,11 @@ def _by_state(query: Select[Any], states: Collection[BatchState]) -> Sequence[Se
 
 
 def _by_time(
-    connection: Connection, stream: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
+    connection: Connection, stream_name: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
 ) -> list[BatchRow]:
     time = batches.c.batch_time_ms
     newest = order is BatchOrder.NEWEST
-    query = _selected(stream, of)
+    query = _selected(stream_name, of)
     if after is not None:
         query = query.where(time < after.batch_time_ms if newest else time > after.batch_time_ms)
     rows: list[BatchRow] = []
@@ -249,10 +249,10 @@ def _by_time(
 
 
 def _by_value(
-    connection: Connection, stream: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
+    connection: Connection, stream_name: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
 ) -> Page:
     time = batches.c.batch_time_ms
-    narrow = _selected(stream, of, time, _VALUES[order].label("value"))
+    narrow = _selected(stream_name, of, time, _VALUES[order].label("value"))
     values: list[tuple[int, int]] = []
     for part in _by_state(narrow, of.states):
         rows = connection.execute(part.order_by(time.desc()).limit(WINDOW))
@@ -265,7 +265,7 @@ def _by_value(
         place = (after.value or 0, after.batch_time_ms)
         ordered = [pair for pair in ordered if pair < place]
     taken = ordered[:limit]
-    query = select(batches).where(batches.c.stream == stream, time.in_([time_ms for _, time_ms in taken]))
+    query = select(batches).where(batches.c.stream == stream_name, time.in_([time_ms for _, time_ms in taken]))
     by_time = {row.batch_time_ms: BatchRow.from_row(row) for row in connection.execute(query)}
     page = tuple(by_time[time_ms] for _, time_ms in taken if time_ms in by_time)
     end = Place(taken[-1][1], taken[-1][0]) if len(ordered) > limit else None
@@ -282,13 +282,13 @@ class Samples(Repository):
             if connection.execute(select(samples.c.at_ms).where(*at)).first() is None:
                 connection.execute(insert(samples).values(**sample.to_columns()))
 
-    def between(self, stream: str, from_ms: int, until_ms: int, *, points: int) -> list[SampleRow]:
+    def between(self, stream_name: str, from_ms: int, until_ms: int, *, points: int) -> list[SampleRow]:
         """Return samples of ``[from_ms, until_ms)``, oldest first, at most ``points``.
 
         If there are more, the range is cut into equal parts, each with one sample: the mean rate and the largest other
         values of the part, at the time of its last sample.
         """
-        of_range = (samples.c.stream == stream, samples.c.at_ms >= from_ms, samples.c.at_ms < until_ms)
+        of_range = (samples.c.stream == stream_name, samples.c.at_ms >= from_ms, samples.c.at_ms < until_ms)
         query = select(samples).where(*of_range).order_by(samples.c.at_ms)
         with self._database.read() as connection:
             rows = SampleRow.rows(connection, query.limit(points + 1))
@@ -309,6 +309,6 @@ class Samples(Repository):
                 .order_by(func.max(samples.c.at_ms))
             )
             return [
-                SampleRow(**{**row._asdict(), "stream": stream, "paused": bool(row.paused)})
+                SampleRow(**{**row._asdict(), "stream": stream_name, "paused": bool(row.paused)})
                 for row in connection.execute(thinned)
             ]

@@ -426,7 +426,7 @@ def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | No
     )
 
 
-def _check_not_removed(ledger: Ledger, stream: str, run_id: str, at_ms: int) -> None:
+def _check_not_removed(ledger: Ledger, stream_name: str, run_id: str, at_ms: int) -> None:
     """Refuse a run that was cleared after the stream's history had lost which batch it had: it would take a new one.
 
     Raises:
@@ -434,9 +434,9 @@ def _check_not_removed(ledger: Ledger, stream: str, run_id: str, at_ms: int) -> 
     """
     from headrace.ledger.errors import BatchRemovedError
 
-    row = ledger.streams.get(stream)
-    if row.has_removed(at_ms) and ledger.runs.find(stream, run_id) is None:
-        raise BatchRemovedError(stream, at_ms, until_ms=row.removed_until_ms)
+    row = ledger.streams.get(stream_name)
+    if row.has_removed(at_ms) and ledger.runs.find(stream_name, run_id) is None:
+        raise BatchRemovedError(stream_name, at_ms, until_ms=row.removed_until_ms)
 
 
 def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:

@@ -31,14 +31,14 @@ class Beginning:
     reason: str = ""
 
 
-def find_beginning(ledger: Ledger, stream: str) -> Beginning:
+def find_beginning(ledger: Ledger, stream_name: str) -> Beginning:
     """When the stream began to receive."""
-    job = ledger.jobs.current(stream)
+    job = ledger.jobs.current(stream_name)
     if job is None:
         return Beginning(
-            None, f"stream {stream!r} has no receiver job yet: its receiver DAG starts it, unless that is paused"
+            None, f"stream {stream_name!r} has no receiver job yet: its receiver DAG starts it, unless that is paused"
         )
-    receivers = ledger.receivers.all(stream)
+    receivers = ledger.receivers.all(stream_name)
     if receivers:
         first_ms = min(receiver.registered_at_ms for receiver in receivers)
         # A receiver's row describes its newest instance, and has the time at which that one registered.
@@ -85,7 +85,7 @@ def input_wait_ms(interval_ms: int) -> int:
 
 
 def blocks_ready(
-    ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: int, waiting_since_ms: int = 0
+    ledger: Ledger, stream_name: str, *, batch_time_ms: int, grace_ms: int, waiting_since_ms: int = 0
 ) -> Readiness:
     """Return whether the batch at ``batch_time_ms`` still has to wait for blocks, by the ledger's clock.
 
@@ -106,14 +106,14 @@ def blocks_ready(
     """
     from headrace.receiver.health import input_problems
 
-    if ledger.batches.find(stream, batch_time_ms) is not None:
+    if ledger.batches.find(stream_name, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")
     now_ms = ledger.now_ms()
     if now_ms < batch_time_ms:
         return Readiness(False, f"the batch's interval ends in {batch_time_ms - now_ms} ms")
-    row = ledger.streams.get(stream)
-    job = newest_job(ledger, stream)
-    receivers = ledger.receivers.all(stream)
+    row = ledger.streams.get(stream_name)
+    job = newest_job(ledger, stream_name)
+    receivers = ledger.receivers.all(stream_name)
     live = [receiver for receiver in receivers if receiver.alive(now_ms)]
     batch_by, otherwise = _received_by(job, row, live)
     problems = [] if row.desired_state.value == "stopped" else input_problems(job, receivers, now_ms)
@@ -131,7 +131,7 @@ def blocks_ready(
                 "the batch's records are not known", unknown, row, since_ms=since_ms, now_ms=now_ms
             )
         else:
-            readiness = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
+            readiness = _sealed(ledger, stream_name, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
     missed = [problem for problem in problems if problem.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
     if readiness.ready and missed:
         readiness = replace(readiness, reason=f"{readiness.reason}; but {_reported(missed)}", complete=False)
@@ -184,13 +184,13 @@ def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]
 
 
 def _sealed(
-    ledger: Ledger, stream: str, live: Sequence[ReceiverRow], batch_time_ms: int, *, grace_ms: int, now_ms: int
+    ledger: Ledger, stream_name: str, live: Sequence[ReceiverRow], batch_time_ms: int, *, grace_ms: int, now_ms: int
 ) -> Readiness:
     if not live:
         return Readiness(True, "no receiver is alive to wait for")
     late = [
         f"{row.receiver_id} (paused: {row.paused_reason})" if row.paused_reason else str(row.receiver_id)
-        for row in ledger.receivers.unsealed(stream, batch_time_ms)
+        for row in ledger.receivers.unsealed(stream_name, batch_time_ms)
     ]
     if not late:
         return Readiness(True, f"all {len(live)} live receiver(s) have stored their blocks")

@@ -124,16 +124,16 @@ class JobWatch:
             self._report(text)
 
 
-def newest_job(ledger: Ledger, stream: str) -> JobRow | None:
+def newest_job(ledger: Ledger, stream_name: str) -> JobRow | None:
     """The stream's newest job. If it was a process of this machine and was killed, it is ended first: the next job
     then need not wait for the end of its lease. If that was wrong, the ledger refuses what the process still writes.
     """
-    job = ledger.jobs.current(stream)
+    job = ledger.jobs.current(stream_name)
     if job is None or not job.alive(ledger.now_ms()) or not has_ended(job.attributes.get(PROCESS)):
         return job
     host, pid = job.attributes.get("host"), job.attributes.get("pid")
-    ledger.jobs.end_dead(stream, job.epoch, f"its process {pid} on {host} was killed or has crashed")
-    return ledger.jobs.current(stream)
+    ledger.jobs.end_dead(stream_name, job.epoch, f"its process {pid} on {host} was killed or has crashed")
+    return ledger.jobs.current(stream_name)
 
 
 def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
@@ -147,7 +147,7 @@ def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
     return None if job.alive(now_ms) else JobOutcome.LOST
 
 
-def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str | None:
+def awaited_application(ledger: Ledger, stream_name: str, *, timeout_ms: int) -> str | None:
     """Why a batch should wait for the receiver job's application instead of starting its own; None if it should not.
 
     It should wait if the application is starting or due. It is due if the last one ended less than ``timeout_ms`` ago
@@ -155,13 +155,13 @@ def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str 
     """
     from headrace.ledger.states import DesiredState, JobState
 
-    job = newest_job(ledger, stream)
+    job = newest_job(ledger, stream_name)
     if job is None:
         return None
     now_ms = ledger.now_ms()
     if job.alive(now_ms):
         return "The receiver job's application is starting." if job.state is JobState.STARTING else None
-    if ledger.streams.get(stream).desired_state is DesiredState.STOPPED:
+    if ledger.streams.get(stream_name).desired_state is DesiredState.STOPPED:
         return None
     if now_ms - (job.ended_at_ms or job.heartbeat_ms) >= timeout_ms:
         return None
@@ -180,7 +180,7 @@ def is_of_another_run(job: JobRow, instance: Any) -> bool:
     return task is not None and any(getattr(instance, name) != task[name] for name in ("dag_id", "run_id", "task_id"))
 
 
-def missing_application(ledger: Ledger, stream: str, job: JobRow | None) -> str | None:
+def missing_application(ledger: Ledger, stream_name: str, job: JobRow | None) -> str | None:
     """Why no receiver job accepts batches in its application, with the remedy; None if ``job``, the newest, does."""
     from headrace.ledger.states import DesiredState
 
@@ -188,14 +188,14 @@ def missing_application(ledger: Ledger, stream: str, job: JobRow | None) -> str 
         if job.attributes.get("connect_url"):
             return None
         return f"The receiver job (epoch {job.epoch}) is {job.state.value} and serves no Spark Connect."
-    if ledger.streams.get(stream).desired_state is DesiredState.STOPPED:
-        return f"The stream is stopped, and has no receiver job; `headrace streams start {stream}` starts it."
+    if ledger.streams.get(stream_name).desired_state is DesiredState.STOPPED:
+        return f"The stream is stopped, and has no receiver job; `headrace streams start {stream_name}` starts it."
     if job is None:
-        return f"The stream has had no receiver job yet. Is the DAG paused that starts it ({stream}_receiver)?"
+        return f"The stream has had no receiver job yet. Is the DAG paused that starts it ({stream_name}_receiver)?"
     how = job.error or ("it was stopped" if job.state.ended else "its lease has run out")
     return (
-        f"The receiver job (epoch {job.epoch}) is gone: {how}. Its DAG ({stream}_receiver) starts the next one, unless "
-        "that is paused."
+        f"The receiver job (epoch {job.epoch}) is gone: {how}. Its DAG ({stream_name}_receiver) starts the next one, "
+        "unless that is paused."
     )
 
 
@@ -220,7 +220,7 @@ class Receiving:
     reason: str
 
 
-def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: int) -> Receiving:
+def receiving(ledger: Ledger, stream_name: str, *, receivers: int, max_silence_ms: int) -> Receiving:
     """Return whether all of the stream is being received.
 
     That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms`` or
@@ -228,11 +228,11 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     """
     from headrace.receiver.health import input_problems
 
-    job = newest_job(ledger, stream)
+    job = newest_job(ledger, stream_name)
     now_ms = ledger.now_ms()
     if (problem := _job_problem(job, now_ms)) is not None or job is None:
         return Receiving(False, problem or "")
-    rows = [row for row in ledger.receivers.all(stream) if row.job_epoch == job.epoch]
+    rows = [row for row in ledger.receivers.all(stream_name) if row.job_epoch == job.epoch]
     for row in rows:
         if (problem := _receiver_problem(row, now_ms, max_silence_ms)) is not None:
             return Receiving(False, problem)
@@ -240,16 +240,16 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
         return Receiving(False, f"{len(rows)} of {receivers} receivers have started")
     if problems := input_problems(job, rows, now_ms):
         return Receiving(False, ", ".join(map(str, problems[:_REPORTED_PARTITIONS])))
-    if (problem := _partition_problem(ledger, stream)) is not None:
+    if (problem := _partition_problem(ledger, stream_name)) is not None:
         return Receiving(False, problem)
     return Receiving(True, f"{len(rows)} receiver(s) running")
 
 
-def _partition_problem(ledger: Ledger, stream: str) -> str | None:
-    failed = [row for row in ledger.positions.all(stream, live=True) if row.state.value == "failed"]
+def _partition_problem(ledger: Ledger, stream_name: str) -> str | None:
+    failed = [row for row in ledger.positions.all(stream_name, live=True) if row.state.value == "failed"]
     if failed:
         # Ignore inputs and topics that the stream no longer declares.
-        declared = {one.id: one for one in Stream.from_json(ledger.streams.get(stream).definition).inputs}
+        declared = {one.id: one for one in Stream.from_json(ledger.streams.get(stream_name).definition).inputs}
         failed = [r for r in failed if r.input_id in declared and declared[r.input_id].matches(r.partition.topic)]
     if not failed:
         return None
@@ -302,7 +302,7 @@ def is_newer(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
     return False
 
 
-def replace_older_job(ledger: Ledger, stream: str) -> str | None:
+def replace_older_job(ledger: Ledger, stream_name: str) -> str | None:
     """Ask the stream's job to stop if it is older than this process, so that its DAG starts the next one.
 
     A job is asked once, not before it has run for ``SETTLED_MS``, and not if the stream should be stopped.
@@ -314,7 +314,7 @@ def replace_older_job(ledger: Ledger, stream: str) -> str | None:
     from headrace.spark.sessions import REPLACED_BY
     from headrace.spark.versions import current_versions, version_differences
 
-    job = newest_job(ledger, stream)
+    job = newest_job(ledger, stream_name)
     ours = current_versions()
     if job is None or not job.alive(ledger.now_ms()) or not job.versions or not is_newer(ours, job.versions):
         return None
@@ -322,10 +322,10 @@ def replace_older_job(ledger: Ledger, stream: str) -> str | None:
     if job.stop_requested_at_ms is None:
         if ledger.now_ms() - job.acquired_at_ms < SETTLED_MS:
             return None
-        if ledger.streams.get(stream).desired_state is DesiredState.STOPPED:
+        if ledger.streams.get(stream_name).desired_state is DesiredState.STOPPED:
             return None
         reason = f"it is replaced by a job of a newer version: {different}"
-        job = ledger.jobs.request_stop(stream, reason, epoch=job.epoch, attributes={REPLACED_BY: ours})
+        job = ledger.jobs.request_stop(stream_name, reason, epoch=job.epoch, attributes={REPLACED_BY: ours})
     if job is None or REPLACED_BY not in job.attributes:
         return None
     return f"The receiver job (epoch {job.epoch}) is being replaced by one of this version: {different}."

@@ -87,5 +87,5 @@ class RepairDueTrigger(LedgerWatcher):
         return next(due, None)
 
 
-def _is_being_repaired(ledger: Ledger, stream: str, now_ms: int) -> bool:
-    return any(row.alive(now_ms) and row.attributes.get(REPAIR) for row in ledger.attempts.running(stream))
+def _is_being_repaired(ledger: Ledger, stream_name: str, now_ms: int) -> bool:
+    return any(row.alive(now_ms) and row.attributes.get(REPAIR) for row in ledger.attempts.running(stream_name))

@@ -283,10 +283,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _reporter(stream: str, work: str) -> Callable[[str], None]:
+def _reporter(stream_name: str, work: str) -> Callable[[str], None]:
     def report(line: str) -> None:
         # stderr: stdout belongs to console outputs and the result.
-        print(f"headrace: {stream}, {work}: {line}", file=ReadByTask(sys.stderr), flush=True)
+        print(f"headrace: {stream_name}, {work}: {line}", file=ReadByTask(sys.stderr), flush=True)
 
     return report
 

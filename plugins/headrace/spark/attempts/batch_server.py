@@ -68,7 +68,7 @@ _TOUCH_SECONDS = 3600.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def start_batch_server(ledger: str, stream: str) -> subprocess.Popen[bytes] | None:
+def start_batch_server(ledger: str, stream_name: str) -> subprocess.Popen[bytes] | None:
     """Start the server of a stream's receiver job. Returns None where the system cannot wait for a forked process."""
     if not hasattr(os, "pidfd_open"):
         return None
@@ -76,22 +76,22 @@ def start_batch_server(ledger: str, stream: str) -> subprocess.Popen[bytes] | No
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
     # A fork has no threads for linear algebra. A process's title must leave /proc/<pid>/environ as it is.
     environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "SPT_NOENV": "1"}
-    command = [sys.executable, "-m", __name__, str(os.getpid()), ledger, stream]
+    command = [sys.executable, "-m", __name__, str(os.getpid()), ledger, stream_name]
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
 
-def link_batch_server(ledger: str, stream: str, application: str) -> None:
+def link_batch_server(ledger: str, stream_name: str, application: str) -> None:
     """Let callers of the stream find the server of a shared job's application (`Stream.application`)."""
-    path = socket_path(ledger, stream)
+    path = socket_path(ledger, stream_name)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     new.symlink_to(socket_path(ledger, application).name)
     new.replace(path)
 
 
-def unlink_batch_server(ledger: str, stream: str) -> None:
+def unlink_batch_server(ledger: str, stream_name: str) -> None:
     """Undo `link_batch_server`."""
-    path = socket_path(ledger, stream)
+    path = socket_path(ledger, stream_name)
     if path.is_symlink():
         path.unlink(missing_ok=True)
 
@@ -353,9 +353,9 @@ _LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def socket_path(ledger: str, stream: str) -> Path:
+def socket_path(ledger: str, stream_name: str) -> Path:
     """Where a stream's batch server listens, for callers with the same ledger URL, Python environment and headrace."""
-    digest = hashlib.sha256("\n".join((ledger, stream, sys.prefix, sys.version, __version__)).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join((ledger, stream_name, sys.prefix, sys.version, __version__)).encode()).hexdigest()
     # Short, because the path of a socket may have 107 characters.
     return own_folder() / digest[:16]
 

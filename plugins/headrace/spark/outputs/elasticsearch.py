@@ -131,7 +131,7 @@ class ElasticsearchOutputWriter:
         if offsets and (warning := batch.check_held_versions(options.index, offsets)):
             batch.progress(f"{WARNING}output {self._output.id}: {warning}")
 
-    def _check_limit(self, counts: IndexingCounts, stream: str) -> None:
+    def _check_limit(self, counts: IndexingCounts, stream_name: str) -> None:
         counted = Counter(counts.dead_letter_reasons)
         del counted[TOMBSTONE]
         passed = self._output.dead_letter_limit.passed(counted.total(), counts.rows)
@@ -142,7 +142,7 @@ class ElasticsearchOutputWriter:
         raise TooManyDeadLettersError(
             f"Of {counts.rows:,} rows for index {self._output.index!r} {counted.total():,} are dead letters, {passed}: "
             f"{reasons}.{example}",
-            remedy=f"They are kept in {self._output.dead_letters!r} (headrace dead-letters list {stream} --output "
+            remedy=f"They are kept in {self._output.dead_letters!r} (headrace dead-letters list {stream_name} --output "
             f"{self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
             "dead_letter_limit; the batch's next run writes what is missing.",
             exceeded=passed,

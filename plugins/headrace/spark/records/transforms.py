@@ -66,7 +66,7 @@ class BatchContext:
     @classmethod
     def of(
         cls,
-        stream: str,
+        stream_name: str,
         batch_time_ms: int,
         interval_ms: int,
         attempt: int,
@@ -77,7 +77,7 @@ class BatchContext:
     ) -> BatchContext:
         """The context of a batch; ``window_ms`` is the length of its window, if it has one."""
         return cls(
-            stream,
+            stream_name,
             _datetime(batch_time_ms),
             timedelta(milliseconds=interval_ms),
             attempt,

@@ -216,7 +216,7 @@ class _Update:
         version = next_version(
             base,
             report,
-            stream=self.stream.name,
+            stream_name=self.stream.name,
             batch_time_ms=batch_time_ms,
             attempt=attempt,
             keys=self.state.keys,

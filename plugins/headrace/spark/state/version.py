@@ -242,7 +242,7 @@ def next_version(
     base: Version | None,
     written: WriteReport,
     *,
-    stream: str,
+    stream_name: str,
     batch_time_ms: int,
     attempt: int,
     keys: tuple[str, ...],
@@ -258,7 +258,7 @@ def next_version(
     gone = written.outcomes[Outcome.REMOVED] + written.outcomes[Outcome.TIMED_OUT]
     rows = (0 if base is None else base.rows) + written.outcomes[Outcome.ADDED] - gone
     version = Version(
-        stream=stream,
+        stream=stream_name,
         batch_time_ms=batch_time_ms,
         attempt=attempt,
         based_on=None if base is None else (base.batch_time_ms, base.attempt),

@@ -44,7 +44,7 @@ class Versions:
         version = next_version(
             self.store.base_of(time_ms),
             written,
-            stream="words",
+            stream_name="words",
             batch_time_ms=time_ms,
             attempt=attempt,
             keys=("word",),
