@@ -249,6 +249,8 @@ def begin(on: Ground) -> None:
     """Start the jobs, and wait until they keep up."""
     for job in on.jobs:
         job.start()
+    # Without records nothing would have to be stored, and the fault would meet jobs that still start.
+    until("a record in each partition", lambda: all(on.load.newest().values()), _FOUND_SECONDS)
     on.until_stored("the first blocks", _FOUND_SECONDS)
     time.sleep(_STEADY_SECONDS)
 
