@@ -30,11 +30,13 @@ class Link:
     """Passes connections to its port on to ``target``, a port of loopback, from entering to leaving its context.
 
     A fault has an effect on existing connections and on new ones. ``affected`` counts what the present or last fault
-    has done: connections reset or refused, and pieces of data held back or lost.
+    has done: connections reset or refused, and pieces of data held back or lost. Of a ``silent`` link, connections that
+    have lost bytes are not reset when a fault ends, and nothing passes through them.
     """
 
-    def __init__(self, target: int, *, port: int | None = None) -> None:
+    def __init__(self, target: int, *, port: int | None = None, silent: bool = False) -> None:
         self.target = target
+        self.silent = silent
         self.port = port or free_port()
         self.affected = 0
         self._fault: Action | None = None
@@ -80,10 +82,11 @@ class Link:
             self._reset(self.open)
 
     def end(self) -> None:
-        """Let everything pass. Connections that have lost bytes are reset, as by a firewall that has forgotten them."""
+        """Let everything pass. Connections that have lost bytes are reset, as by a firewall that has forgotten them, or
+        stay silent, as behind one that does not even answer."""
         with self._changed:
             self._fault = None
-            torn = set(self._torn)
+            torn = set() if self.silent else set(self._torn)
             self._changed.notify_all()
         self._reset(torn, counted=False)
 
@@ -166,6 +169,8 @@ class Link:
             data = data[TRICKLE_BYTES:]
             self._hold_back(Action.TRICKLE, TRICKLE_SECONDS)
         with self._changed:
+            if self.silent and pair in self._torn:
+                return
             if self._fault is Action.BLACKHOLE or (self._fault is Action.LOSE_ANSWERS and answers):
                 self.affected += 1
                 self._torn.add(pair)

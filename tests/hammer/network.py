@@ -25,7 +25,7 @@ class Network:
 
     def __init__(self, stack: Stack, brokers: Sequence[KafkaServer], *, ledger: bool) -> None:
         """``ledger``: whether the ledger is in the stack's Postgres, and so has a link."""
-        kafka_links = [_before_broker(broker) for broker in brokers]
+        kafka_links = [put_link_before(broker) for broker in brokers]
         self.links: dict[Target, list[Link]] = {Target.KAFKA_LINK: kafka_links}
         """The links of each target that is one; a fault hits all of a target's."""
         connections = stack.airflow.connections if stack.airflow is not None else {}
@@ -55,8 +55,9 @@ class Network:
         connections[name] = {**connections[name], "port": link.port}
 
 
-def _before_broker(broker: KafkaServer) -> Link:
-    link = Link(free_port({broker.port, broker.controller_port}))
+def put_link_before(broker: KafkaServer, *, silent: bool = False) -> Link:
+    """The link through which this broker, which has not started, is reached by those who ask the link first."""
+    link = Link(free_port({broker.port, broker.controller_port}), silent=silent)
     own = {
         "listeners": f"PLAINTEXT://{LOOPBACK}:{broker.port},{_LISTENER}://{LOOPBACK}:{link.target}"
         f",CONTROLLER://{LOOPBACK}:{broker.controller_port}",

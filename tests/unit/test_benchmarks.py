@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks.latency import STREAM, begin, dag_file
+from benchmarks.link_faults import longest_pause, too_slow
 from benchmarks.measures import Measure, Speed, Unit, print_measures
 from benchmarks.report import BEGIN, END, Row, write_page
 
@@ -118,3 +119,25 @@ def test_the_page_keeps_its_text_and_gets_the_new_figures(tmp_path: Path) -> Non
     assert "old" not in text
     assert text.count("| work | 50 records/s | limit | 100 | 0.50 | 0.10 to 0.60 | at least 0.8 |  |") == 1
     assert (tmp_path / "images" / "performance.svg").read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "pause"),
+    [(0.0, 30.0, 20.0), (6.0, 8.0, 20.0), (26.0, 30.0, 10.0), (36.0, 40.0, 15.0)],
+    ids=["within", "longer than the time", "not before it", "not over yet"],
+)
+def test_a_pause_counts_whole_if_it_is_partly_in_the_time(
+    begin: float, end: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 50.0)
+    steps = {
+        ("clicks", 0): [(0.0, 1), (5.0, 2), (25.0, 3), (35.0, 4)],
+        ("clicks", 1): [(time, 1) for time in range(36)],
+    }
+    assert longest_pause(steps, begin, end) == pause
+
+
+def test_a_stream_that_goes_on_after_the_limit_is_named() -> None:
+    figures = {"in time": (19.9,), "once too late": (3.0, 20.1), "pause of Kafka itself": (31.0,)}
+    measures = [Measure(name, "s", each, "limit", (20.0,) * len(each)) for name, each in figures.items()]
+    assert too_slow(measures) == ["once too late"]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
@@ -344,9 +344,16 @@ class _Asking:
         offsets = {}
         for partition, future in answers.items():
             try:
-                offsets[partition] = int(future.result(timeout=0).offset)
+                offset = int(future.result(timeout=0).offset)
             except (KafkaException, concurrent.futures.TimeoutError) as error:
                 self.failures[partition] = error
+                continue
+            if offset == OFFSET_INVALID:
+                # A stream that began while a leader hung had this as a position, which passes for lost offsets.
+                missing = KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, "the answer has no offset")
+                self.failures[partition] = KafkaException(missing)
+            else:
+                offsets[partition] = offset
         return offsets
 
 

@@ -87,6 +87,21 @@ def test_nothing_comes_back_while_the_connection_stays_open(
     assert works(link)
 
 
+def test_a_silent_links_torn_connections_stay_silent(echo: Echo) -> None:
+    with Link(echo.port, silent=True) as link, connect(link) as client:
+        assert exchange(client, b"before") == b"before"
+        link.begin(Action.BLACKHOLE)
+        client.sendall(b"lost")
+        wait_until(lambda: link.affected > 0)
+        link.end()
+        client.sendall(b"more")
+        assert works(link)
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        assert b"more" not in echo.got
+
+
 def test_delayed_data_comes_late_and_whole(link: Link, client: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELAY_SECONDS", 0.05)
     link.begin(Action.DELAY)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,12 +84,13 @@ def at(offset: int) -> SimpleNamespace:
     return SimpleNamespace(offset=offset)
 
 
+@pytest.mark.parametrize("answer", [KafkaError.LEADER_NOT_AVAILABLE, at(OFFSET_INVALID)], ids=["error", "no offset"])
 @pytest.mark.parametrize(
     ("wish", "offset"), [("earliest", 5), ({"timestamp_ms": 7}, 5), ({"offsets": {"a": {0: 3, 1: 3}}}, 3)]
 )
-def test_a_partition_without_a_leader_keeps_no_other_from_beginning(wish: Any, offset: int) -> None:
+def test_a_partition_without_a_leader_keeps_no_other_from_beginning(wish: Any, offset: int, answer: Any) -> None:
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets=wish)
-    admin = Admin({"a": topic("a", 2)}, {("a", 0): at(5), ("a", 1): KafkaError.LEADER_NOT_AVAILABLE})
+    admin = Admin({"a": topic("a", 2)}, {("a", 0): at(5), ("a", 1): answer})
     discovery = KafkaDiscoverer(source, "group", admin).discover(Known())
     assert discovery.starting == {("a", "id-a", 0): offset}
     assert discovery.foreign == ("rogue at /10.0.0.1",)
