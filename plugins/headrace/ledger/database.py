@@ -92,6 +92,7 @@ _CONDITIONS = 200
 # Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
 _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
 _DISK_FULL, _LOCK_TIMEOUT = "53100", "55P03"
+_NO_SPACE = "No space left on device"
 # How long `Database.write_refusals` waits, and at least for each stream's lock.
 _REFUSED_SECONDS = 1.0
 _SHORT_SECONDS = 0.02
@@ -380,7 +381,8 @@ def _unavailable(url: URL, error: Exception, seconds: float) -> LedgerUnavailabl
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(cause, "sqlstate", None)
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL or state == _DISK_FULL:
+    # A new connection is refused by a text alone, when Postgres cannot write the files of its process.
+    if code == sqlite3.SQLITE_FULL or state == _DISK_FULL or (not state and _NO_SPACE in str(cause)):
         return _full(url, _first_line(error))
     after = f" after {seconds:.0f} s" if seconds >= _REFUSED_SECONDS else ""
     what = f"The ledger's database failed{after}: {_first_line(error)}."

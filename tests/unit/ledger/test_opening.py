@@ -7,7 +7,9 @@ import json
 import os
 import pickle
 import re
+import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +38,14 @@ from headrace.ledger.database import (
     read_version,
 )
 from headrace.ledger.engines import open_engine
-from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
+from headrace.ledger.errors import (
+    LedgerError,
+    LedgerFullError,
+    LedgerUnavailableError,
+    LedgerUrlError,
+    SchemaError,
+    StreamNotFoundError,
+)
 from headrace.ledger.model import Model
 from headrace.ledger.postgres_engine import BoundedConnection, postgres_engine
 
@@ -114,6 +123,27 @@ def test_a_connection_that_leads_nowhere_ends_within_16_seconds(monkeypatch: pyt
     assert given["tcp_user_timeout"] <= 16_000
     assert given["keepalives_idle"] + given["keepalives_count"] * given["keepalives_interval"] <= 16
     assert given["keepalives"] == 1
+
+
+def test_a_server_that_cannot_connect_anyone_for_its_full_disk_is_named(tmp_path: Path) -> None:
+    """libpq gives no SQLSTATE of an error before the log-in, only the text."""
+    fields = b"SFATAL\0C53100\0Mcould not write init file: No space left on device\0\0"
+
+    def refuse() -> None:
+        client, _ = server.accept()
+        with client:
+            client.recv(4096)
+            client.sendall(b"E" + struct.pack("!I", 4 + len(fields)) + fields)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        refused = thread.submit(refuse)
+        url = f"postgresql://me@127.0.0.1:{server.getsockname()[1]}/ledger?sslmode=disable&gssencmode=disable"
+        with pytest.raises(
+            LedgerFullError, match=r"disk of the ledger's database ledger on 127\.0\.0\.1 is full"
+        ) as full:
+            Ledger.open(url)
+        refused.result()
+    assert full.value.remedy == "Make room on the disk of the database server."
 
 
 def test_a_connection_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
