@@ -26,8 +26,9 @@ from tests.support.records import make_block
 
 from headrace.blocks import BlockHandle, ReceiverId
 from headrace.wal.local_copies import BlockCopies, CopySettings
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_blocks
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
 BUCKET = "headrace"

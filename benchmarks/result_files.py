@@ -28,7 +28,8 @@ from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.database import insert_all
 from headrace.ledger.states import BatchState
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.log_storage import LogStorage
+from headrace.wal.storage import open_storage
 
 START_MS = 1_700_000_000_000
 INTERVAL_MS = 10_000

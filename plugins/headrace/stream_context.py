@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.stream import Stream
     from headrace.stream_folder import StreamFolder
-    from headrace.wal.storage import LogStorage
+    from headrace.wal.log_storage import LogStorage
 
 
 class StreamContext:

@@ -30,7 +30,7 @@ from headrace.wal.scan import RecoveryMode, ScannedFrame, scan_segment
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.events import Standing
-    from headrace.wal.storage import Data, LogStorage, RandomAccessFile, SegmentFile
+    from headrace.wal.log_storage import Data, LogStorage, RandomAccessFile, SegmentFile
 
 MARK_PATH = "ledger-mark.json"
 """Below the stream's folder."""
@@ -220,7 +220,7 @@ class LedgerMark:
 
 class StreamFolder:
     """A stream's folder, or one below it, in which a ledger that is behind it cannot write: each writing call of
-    `headrace.wal.storage.LogStorage` checks the mark first, if that is due, and may raise LedgerSetBackError."""
+    `headrace.wal.log_storage.LogStorage` checks the mark first, if that is due, and may raise LedgerSetBackError."""
 
     def __init__(self, storage: LogStorage, mark: LedgerMark) -> None:
         self._storage = storage

@@ -37,9 +37,9 @@ from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.stream_on_clock import StreamOnClock
 from headrace.wal import storage
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import NOTES, QUARANTINE
-from headrace.wal.storage import LogStorage
 
 NAME, TOPIC, PARTITIONS = "shop", "clicks", 2
 START_MS = 1_700_000_000_000

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace.wal.storage import Data, LogStorage, RandomAccessFile, SegmentFile
+from headrace.wal.log_storage import Data, LogStorage, RandomAccessFile, SegmentFile
 
 EVERYTHING = 1 << 62
 

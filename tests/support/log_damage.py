@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace.wal.frame import MAGIC
-from headrace.wal.storage import LogStorage
+from headrace.wal.log_storage import LogStorage
 
 SECTOR_BYTES = 512
 

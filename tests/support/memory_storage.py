@@ -8,7 +8,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
-from headrace.wal.storage import Data, RandomAccessFile, SegmentFile, checked_path, joined
+from headrace.wal.log_storage import Data, RandomAccessFile, SegmentFile, checked_path, joined
 
 
 class MemoryStorage:

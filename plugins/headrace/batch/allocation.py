@@ -31,7 +31,7 @@ from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import set_back
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
-from headrace.wal.storage import LogStorage
+from headrace.wal.log_storage import LogStorage
 
 # Maximum tries. Each conflict leaves fewer times to absorb, because another run has claimed one of them.
 _CONFLICTS = 20

@@ -26,7 +26,7 @@ from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
 from headrace.ledger.tables import GapRow, StreamRevision, StreamRow
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StoredFileMissingError
-from headrace.wal.storage import LogStorage
+from headrace.wal.log_storage import LogStorage
 
 VERSION = 3
 FOLDER = "checkpoints"

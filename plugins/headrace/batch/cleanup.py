@@ -32,8 +32,8 @@ from headrace.stream.model import milliseconds
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import Mark
 from headrace.wal.frame import segments_in
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.recovery import is_orphaned
-from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from headrace.ledger.tables import GapRow
 from headrace.receiver.tracker import JobSign, find_sign
 from headrace.stream_folder import Mark, read_mark
 from headrace.wal.frame import SegmentName, segments_in
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.recovery import header_of, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame
-from headrace.wal.storage import LogStorage
 
 Progress = Callable[[str], None]
 Span = tuple[int, int]

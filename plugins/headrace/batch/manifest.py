@@ -30,7 +30,8 @@ from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.log_storage import LogStorage
+from headrace.wal.storage import open_storage
 
 VERSION = 1
 FOLDER = "manifests"

@@ -40,8 +40,8 @@ from headrace.stream.model import StreamDefinitionError
 from headrace.stream.stream import code_in, without_code
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import segments_in
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.scan import RecoveryMode
-from headrace.wal.storage import LogStorage
 
 LEASE_MS = 60_000
 """How long a process of a lost ledger is assumed to live on; a longer lease in the stream's folder overrides it."""

@@ -33,7 +33,7 @@ from headrace.ledger.results import LAST_MS
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import set_back
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
-from headrace.wal.storage import LogStorage
+from headrace.wal.log_storage import LogStorage
 
 VERSION = 1
 FOLDER = "results"

@@ -19,8 +19,8 @@ from headrace.stream_context import StreamContext
 from headrace.stream_folder import LedgerSetBackError, set_back, unknown_block
 from headrace.wal.errors import SegmentMissingError, StoredFileMissingError
 from headrace.wal.frame import SegmentName, segments_in
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.scan import RecoveryMode, ScannedFrame, scan_segment
-from headrace.wal.storage import LogStorage
 
 __all__ = ["LedgerSetBackError", "open_for_writing", "refuse_if_set_back"]
 

@@ -34,7 +34,8 @@ from headrace.stream import (
 from headrace.stream.contract import KindDefinition
 from headrace.stream.model import load_reference
 from headrace.wal.errors import StoredFileExistsError
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.log_storage import LogStorage
+from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from headrace.elasticsearch.administration import Administration

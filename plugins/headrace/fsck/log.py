@@ -31,10 +31,11 @@ from headrace.wal.errors import (
     ranges_text,
 )
 from headrace.wal.frame import FrameHeader, segments_in
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import LogScan, scan_log
 from headrace.wal.scan import RecoveryMode
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 
 # Cleanup may delete a file between the listing and the reading; then the receiver's log is read again.
 _TRIES = 10

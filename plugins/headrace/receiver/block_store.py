@@ -47,9 +47,9 @@ from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space, ranges_text
 from headrace.wal.frame import receiver_directory
 from headrace.wal.local_copies import BlockCopies, CopyCounts
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.recovery import LogRecovery, cut_is_reported, unreported_cuts
 from headrace.wal.scan import TornTail
-from headrace.wal.storage import LogStorage
 from headrace.wal.writer import NewBlock, WriteAheadLogWriter, WrittenFrame
 
 logger = logging.getLogger(__name__)

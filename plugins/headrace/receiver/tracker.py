@@ -36,7 +36,7 @@ from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import LedgerSetBackError
 from headrace.wal.errors import StoredFileMissingError
-from headrace.wal.storage import LogStorage
+from headrace.wal.log_storage import LogStorage
 
 logger = logging.getLogger(__name__)
 

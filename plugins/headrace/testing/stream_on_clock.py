@@ -40,8 +40,9 @@ from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeConsumer, FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_block
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

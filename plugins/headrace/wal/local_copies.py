@@ -34,7 +34,7 @@ from headrace.blocks import BlockHandle
 
 if TYPE_CHECKING:
     from headrace.stream.settings import Storage
-    from headrace.wal.storage import Data
+    from headrace.wal.log_storage import Data
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError, UnknownStorageError
-from headrace.wal.storage import Data, SegmentFile, checked_path, joined
+from headrace.wal.log_storage import Data, SegmentFile, checked_path, joined
 
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
 """The schemes of stores with conditional creation. Others have directories and appends, for which fsspec guarantees too

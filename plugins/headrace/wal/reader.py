@@ -21,7 +21,7 @@ from headrace.wal.errors import (
 )
 from headrace.wal.frame import AnyHeader, FrameFault, FrameHeader, FrameKind, decode
 from headrace.wal.local_copies import BlockCopies
-from headrace.wal.storage import LogStorage, RandomAccessFile
+from headrace.wal.log_storage import LogStorage, RandomAccessFile
 
 # Adjacent blocks are fetched together up to this many bytes: on an object store a request costs more than the bytes.
 MAX_FETCH_BYTES = 32 << 20

@@ -36,6 +36,7 @@ from headrace.wal.frame import (
     receiver_directory,
     segments_in,
 )
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.scan import (
     READ_TRIES,
     SECTOR_BYTES,
@@ -49,7 +50,6 @@ from headrace.wal.scan import (
     Window,
     scan_segment,
 )
-from headrace.wal.storage import LogStorage
 
 Accepted = Callable[[str], Sequence[BlockInfo]]
 """Returns the blocks that the ledger has accepted in the segment with this path."""

@@ -27,8 +27,8 @@ from headrace.wal.errors import (
     ranges_text,
 )
 from headrace.wal.frame import AnyHeader, FrameFault, FrameHeader, Prefix, SegmentEnd, SegmentHeader, segment_id
+from headrace.wal.log_storage import LogStorage, RandomAccessFile
 from headrace.wal.reader import Frame, decode_block, read_frame
-from headrace.wal.storage import LogStorage, RandomAccessFile
 
 WINDOW_BYTES = 4 << 20  # Fetched at a time: a few blocks, so that small frames do not cost a request each.
 SEARCH_BYTES = 64 << 10

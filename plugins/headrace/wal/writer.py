@@ -27,8 +27,8 @@ from headrace.wal.frame import (
     receiver_directory,
     segments_in,
 )
+from headrace.wal.log_storage import Data, LogStorage, SegmentFile
 from headrace.wal.recovery import Accepted, LogRecovery, recover_log
-from headrace.wal.storage import Data, LogStorage, SegmentFile
 
 logger = logging.getLogger(__name__)
 

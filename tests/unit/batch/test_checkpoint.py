@@ -23,7 +23,7 @@ from headrace.ledger import BatchState
 from headrace.ledger.batch_tables import Attempt, BatchRow
 from headrace.ledger.errors import LedgerError
 from headrace.wal.errors import StorageError
-from headrace.wal.storage import LogStorage
+from headrace.wal.log_storage import LogStorage
 
 from .conftest import START_MS, T1, T2, Receiving, take
 

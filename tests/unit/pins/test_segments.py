@@ -16,8 +16,9 @@ from headrace.blocks import OffsetRange, ReceiverId
 from headrace.clock import ManualClock
 from headrace.wal import frame
 from headrace.wal.frame import decode
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import Frame, read_frame
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
 LOG = "shop/log"

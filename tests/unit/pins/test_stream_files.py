@@ -25,10 +25,11 @@ from headrace.spark.state.version import StoredFile, Version
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import MARK_PATH
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import ScannedFrame
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 
 START_MS = 1_700_000_000_000
 FIRST, SECOND, THIRD = (START_MS + number * 10_000 for number in (1, 2, 3))

@@ -1,17 +1,21 @@
-"""The package has no import circle and no name of two classes, but for those that are listed; the lists get shorter."""
+"""How the package is built. Import circles, names of two classes, and files that name an input, a decoder or an output
+only get fewer. The size of a room changes on purpose."""
 
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.unit.pins.freezing import frozen_list
+from tests.unit.pins.freezing import frozen, frozen_list
 
 import headrace
+from headrace.stream import decoders, inputs, outputs
 
 PACKAGE = Path(headrace.__file__).parent
 MODULES = {
@@ -71,3 +75,49 @@ def test_import_circles() -> None:
 def test_class_names_given_twice() -> None:
     names = Counter(name for _, classes in imports_and_classes().values() for name in classes)
     frozen_list("class_names_given_twice.txt", (f"{name} {n}" for name in names for n in range(2, names[name] + 1)))
+
+
+def test_files_that_name_a_kind() -> None:
+    """A file that names a class of them has to be looked at for the next one too. Base classes do not count."""
+    kinds = {kind.__name__ for module in (inputs, decoders, outputs) for kind in module._BUILT_IN}
+    found = set()
+    for name, file in MODULES.items():
+        if name.startswith("headrace.stream"):
+            continue
+        every = ast.walk(ast.parse(file.read_bytes()))
+        imported = {each.name for node in every if isinstance(node, ast.ImportFrom) for each in node.names}
+        found |= {f"{kind} {name}" for kind in kinds & imported}
+    frozen_list("files_that_name_a_kind.txt", found)
+
+
+def code_lines(file: Path) -> int:
+    """The lines of a file that hold code: no comments, no docstrings, no empty lines."""
+    text = file.read_text(encoding="utf-8")
+    documented = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - documented)
+
+
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def test_size_of_rooms() -> None:
+    """In full hundreds of lines, so that the size of a room does not change with every line."""
+    sizes: dict[str, list[int]] = {}
+    for file in MODULES.values():
+        lines = code_lines(file)
+        if lines:
+            room = "/".join(file.relative_to(PACKAGE).parts[:-1][:2]) or "(package)"
+            sizes.setdefault(room, []).append(lines)
+    rows = (
+        f"{room}: {len(each)} modules, up to {-(-sum(each) // 100) * 100} lines" for room, each in sorted(sizes.items())
+    )
+    frozen("size_of_rooms.txt", "".join(f"{row}\n" for row in rows))

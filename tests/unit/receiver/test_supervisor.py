@@ -22,9 +22,9 @@ from headrace.stream.settings import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.stream_on_clock import GatedStorage, LogGate
 from headrace.wal import recovery
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
-from headrace.wal.storage import LogStorage
 
 
 def test_receiver_life_cycle(setting: Setting) -> None:

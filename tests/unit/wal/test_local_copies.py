@@ -20,8 +20,9 @@ from headrace.clock import ManualClock
 from headrace.wal import local_copies
 from headrace.wal.errors import SegmentMissingError
 from headrace.wal.local_copies import BlockCopies, CopySettings
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_blocks
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 RECEIVER = ReceiverId("flights", "kafka", 0)

@@ -18,10 +18,10 @@ from tests.support.written_log import Key, WrittenLog, write_log
 
 from headrace.blocks import BlockInfo, OffsetRange
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, WalError
+from headrace.wal.log_storage import LogStorage, RandomAccessFile
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import LogScan, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame
-from headrace.wal.storage import LogStorage, RandomAccessFile
 
 DAMAGES = int(os.environ.get("HEADRACE_DAMAGES", "200"))
 SEED = int(os.environ.get("HEADRACE_SEED", "20130101"))

@@ -30,11 +30,12 @@ from headrace.wal.errors import (
     WriteFailedError,
     is_out_of_space,
 )
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.object_storage import FsspecClient, ObjectStorage
 from headrace.wal.reader import read_blocks
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import scan_segment
-from headrace.wal.storage import LocalStorage, LogStorage, open_storage
+from headrace.wal.storage import LocalStorage, open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
 

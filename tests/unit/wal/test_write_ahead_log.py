@@ -21,10 +21,11 @@ from headrace.clock import ManualClock
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, WriteFailedError
 from headrace.wal.frame import FrameHeader, SegmentEnd, SegmentHeader, SegmentName, encode
+from headrace.wal.log_storage import LogStorage, RandomAccessFile
 from headrace.wal.reader import read_block, read_blocks
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import scan_segment
-from headrace.wal.storage import LocalSegmentFile, LogStorage, RandomAccessFile, open_storage
+from headrace.wal.storage import LocalSegmentFile, open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)

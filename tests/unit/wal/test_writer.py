@@ -15,10 +15,10 @@ from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.wal.errors import FrameTooLongError, PayloadError, StaleWriterError, StorageError, WriteFailedError
 from headrace.wal.frame import PreviousSegment, PreviousState, SegmentHeader
+from headrace.wal.log_storage import RandomAccessFile
 from headrace.wal.reader import read_block, read_blocks
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import scan_segment
-from headrace.wal.storage import RandomAccessFile
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 OpenWriter = Callable[..., WriteAheadLogWriter]

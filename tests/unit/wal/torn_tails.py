@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.recovery import cut_off
 from headrace.wal.scan import TornTail, scan_segment
-from headrace.wal.storage import LogStorage
 
 
 def repair(storage: LogStorage, segment: str) -> TornTail | None:

@@ -23,8 +23,9 @@ from headrace.stream import STATE_STEP
 from headrace.stream.model import milliseconds
 from headrace.wal.errors import DamagedFrameError
 from headrace.wal.frame import SegmentName
+from headrace.wal.log_storage import LogStorage
 from headrace.wal.reader import read_block
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from headrace.kafka.ranges import RecordedRange

@@ -6,7 +6,8 @@ import re
 from functools import cached_property
 
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.log_storage import LogStorage
+from headrace.wal.storage import open_storage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 

@@ -31,7 +31,8 @@ from headrace.batch.manifest import DocumentDamagedError, decode_document, encod
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.log_storage import LogStorage
+from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from headrace.stream import Stream

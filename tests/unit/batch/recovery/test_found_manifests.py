@@ -9,7 +9,8 @@ from headrace.batch.found_files import FoundManifests, listed_spans, read_manife
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.ledger.batch_tables import BatchInputRow
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.log_storage import LogStorage
+from headrace.wal.storage import open_storage
 
 PARTITIONS = [TopicPartition("flights", "id-0", number) for number in range(4)]
 OLD, NEW = "kafka/0/e1-0000-1.seg", "kafka/0/e1-0001-2.seg"
