@@ -5,13 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from headrace.operators.batch_steps import (
-    allocate_blocks,
-    batch_alias,
-    checkpoint_after,
-    clean_up_after,
-    emit_batch_event,
-)
+from headrace.operators.batch_events import batch_alias, emit_batch_event
+from headrace.operators.batch_steps import allocate_blocks, checkpoint_after, clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.batch_run import BatchRun, NothingToRun, run_request
 from headrace.triggers.ledger import (

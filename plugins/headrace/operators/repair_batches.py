@@ -9,7 +9,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from headrace.clock import time_text
 from headrace.errors import REPAIR, Failure
-from headrace.operators.batch_steps import BatchStepOperator, batch_alias, emit_events_of_repair
+from headrace.operators.batch_events import batch_alias, emit_events_of_repair
+from headrace.operators.batch_steps import BatchStepOperator
 from headrace.operators.wal_spark_submit import AttemptFencedInSparkError, BatchTaskError, SparkAttemptOperator
 from headrace.runs.batch_run import check_names, run_identity
 from headrace.runs.retries import is_held_back

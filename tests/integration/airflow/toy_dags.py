@@ -18,7 +18,7 @@ from airflow.sdk import DAG, BaseOperator
 from headrace.dags import batch_dag, receiver_dag, replay_dag
 from headrace.dags.declaration import START_DATE
 from headrace.hooks import spark_submit
-from headrace.operators.batch_steps import batch_asset
+from headrace.operators.batch_events import batch_asset
 from headrace.stream import ElasticsearchOutput, KafkaInput, ParquetOutput, State, Stream
 
 TOYS = Path(os.environ["HEADRACE_TOYS"])

@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from headrace.ledger import Ledger
-from headrace.operators.batch_steps import batch_alias, batch_asset, emit_batch_event
+from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_event
 from headrace.runs.batch_run import BatchRun, RunIdentity
 from headrace.stream_context import StreamContext
 
