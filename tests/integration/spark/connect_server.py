@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from headrace.ledger import Ledger
 from headrace.ledger.tables import JobLease
-from headrace.spark import sessions
+from headrace.spark import job_token
 from headrace.spark.job_token import derive_token
 
 SECRET = "a secret for the tests"
@@ -80,7 +80,7 @@ class ConnectServer:
     def serve(self, ledger: Ledger, job: JobLease) -> None:
         """Let this job's batches run here. Their commands need ``HEADRACE_SECRET_KEY`` (`SECRET`)."""
         attributes: dict[str, Any] = {
-            "connect_url": self._url, "batch_slots": 2, sessions.APPLICATION: list(APPLICATION)
+            "connect_url": self._url, "batch_slots": 2, job_token.APPLICATION: list(APPLICATION)
         }  # fmt: skip
         ledger.jobs.update(job, state="running", attributes=attributes)
 

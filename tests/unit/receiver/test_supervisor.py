@@ -14,7 +14,7 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiver import heartbeat, kafka_errors, supervisor
+from headrace.receiver import kafka_errors, lag_watch, supervisor
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.rates import RateLimiter
 from headrace.stream import Limits
@@ -278,7 +278,7 @@ def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_a
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_errors, "_READ_AGAIN_SECONDS", 0.2)
-    monkeypatch.setattr(heartbeat, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
     setting.assign(0, 0)
     refuse_topic_ids(monkeypatch, setting.ends)
 
