@@ -13,9 +13,5 @@ class SmallDiskError(HammerError):
     """A small file system cannot be made here, so a full disk cannot be tested."""
 
 
-class FalseClockError(HammerError):
-    """No process can start with another clock here."""
-
-
 class TargetMissedError(HammerError):
     """A fault found no target, or had no effect on its target."""

@@ -1,4 +1,8 @@
-"""Lets Spark's applications start with another clock than the machine's, by libfaketime."""
+"""Lets the Python of Spark's applications start with another clock than the machine's.
+
+libfaketime would change the clock of the JVM and of C libraries too, but makes their timed waits end at once: a process
+of many threads is then busy, and a receiver job does not start in minutes.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +11,63 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
-from tests.hammer.errors import FalseClockError
 from tests.hammer.kinds import Action
 
-_LIBRARY = "faketime/libfaketimeMT.so.1"
-_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
-_VARIABLE = "FAKETIME"
-_OFFSETS: Mapping[Action, str] = {
-    Action.HOUR_AHEAD: "+1h",
-    Action.HOUR_BEHIND: "-1h",
-    Action.YEAR_AHEAD: "+1y",
-    Action.YEAR_BEHIND: "-1y",
+_VARIABLE = "HAMMER_CLOCK_SECONDS"
+_HOUR, _YEAR = 3_600, 365 * 86_400
+_SECONDS: Mapping[Action, int] = {
+    Action.HOUR_AHEAD: _HOUR,
+    Action.HOUR_BEHIND: -_HOUR,
+    Action.YEAR_AHEAD: _YEAR,
+    Action.YEAR_BEHIND: -_YEAR,
 }
-# Time goes on as everywhere, also for what a process waits for: only the time of day is another. The JVM keeps the true
-# one: libfaketime keeps a core of it busy, and a receiver job did not start in two minutes.
 _SCRIPT = """#!/bin/sh
 if [ -e '{offset}' ]; then
-  export LD_PRELOAD='{library}' {variable}="$(cat '{offset}')" FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1 \
-    FAKETIME_SKIP_CMDS=java
+  export {variable}="$(cat '{offset}')" PYTHONPATH="{python}${{PYTHONPATH:+:$PYTHONPATH}}"
 fi
 exec '{java}' "$@"
+"""
+# Python imports it at its start. Waits go by another clock. Another such module, as of `SlowSyncs`, is imported too.
+_SITECUSTOMIZE = """
+import contextlib
+import os
+import sys
+import time
+
+SECONDS = int(os.environ["{variable}"])
+true_time, true_time_ns = time.time, time.time_ns
+time.time = lambda: true_time() + SECONDS
+time.time_ns = lambda: true_time_ns() + SECONDS * 1_000_000_000
+
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["sitecustomize"]
+with contextlib.suppress(ImportError):
+    import sitecustomize
 """
 
 
 class FalseClock:
-    """A Java in ``home``, for JAVA_HOME: what it starts has the clock that is set then, until it ends.
+    """A Java in ``home``, for JAVA_HOME: the Python that it starts has the clock that is set then, until it ends.
 
     A task puts its environment's own programs first in PATH, so that another `spark-submit` there would not be found.
     """
 
     def __init__(self, home: Path, java: Path) -> None:
-        """``java`` is the real program. Raises FalseClockError without libfaketime."""
-        found = [path for folder in _FOLDERS for path in (*Path(folder).glob(f"*/{_LIBRARY}"), Path(folder, _LIBRARY))]
-        library = next((path for path in found if path.exists()), None)
-        if library is None:
-            raise FalseClockError("libfaketime is not installed (`apt-get install faketime`).")
-        script = home / "bin" / "java"
-        script.parent.mkdir(parents=True, exist_ok=True)
+        """``java`` is the real program."""
+        script, python = home / "bin" / "java", home / "python"
+        for folder in (script.parent, python):
+            folder.mkdir(parents=True, exist_ok=True)
         self.home = home
         self._offset = home / "offset"
-        script.write_text(
-            _SCRIPT.format(offset=self._offset, library=library, variable=_VARIABLE, java=java), encoding="utf-8"
-        )
+        (python / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(variable=_VARIABLE), encoding="utf-8")
+        text = _SCRIPT.format(offset=self._offset, variable=_VARIABLE, python=python, java=java)
+        script.write_text(text, encoding="utf-8")
         script.chmod(0o755)
 
     @contextlib.contextmanager
     def wrong(self, action: Action) -> Iterator[None]:
         """Let what starts as long as this lasts have this clock."""
-        self._offset.write_text(_OFFSETS[action])
+        self._offset.write_text(str(_SECONDS[action]))
         try:
             yield
         finally:
