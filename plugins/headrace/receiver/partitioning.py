@@ -179,7 +179,7 @@ class Discovery:
     """The result of a discovery.
 
     ``starting`` has an offset for each partition that was not known. ``problems`` are sentences for people.
-    ``foreign`` lists foreign members of the consumer group ``group``; None if unknown. ``refused`` maps each topic that
+    ``foreign`` lists foreign members of the consumer group; None if unknown. ``refused`` maps each topic that
     this client may not describe to the reason; such a topic may or may not exist. ``servers`` are the
     brokers that were queried.
     """
@@ -188,7 +188,6 @@ class Discovery:
     missing: tuple[str, ...] = ()
     starting: dict[PartitionKey, int] = field(default_factory=dict)
     foreign: tuple[str, ...] | None = None
-    group: str = ""
     problems: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     servers: str = ""
@@ -252,7 +251,6 @@ class KafkaDiscoverer:
             missing=tuple(missing),
             starting=starting,
             foreign=self._foreign(asking.admin),
-            group=self._group,
             problems=tuple(problems),
             refused={topic: error.what for topic, error in refused.items()},
             servers=asking.servers,

@@ -447,13 +447,15 @@ class ReceiverTracker:
             f"Topics of input {source.id} do not exist at {discovery.servers}: {missing}" if missing else None,
         )
         self._report(source.id, "problems", "; ".join(discovery.problems) or None)
-        if discovery.foreign is None:
+        kafka = source.in_kafka
+        if discovery.foreign is None or kafka is None:
             return
         members = ", ".join(discovery.foreign)
+        group = self._stream.group_of(kafka)
         self._report(
             source.id,
             "foreign",
-            f"Consumer group {discovery.group} has members that are not headrace's: {members}. So headrace's commits "
+            f"Consumer group {group} has members that are not headrace's: {members}. So headrace's commits "
             "fail, and lag tools show wrong numbers; no stored record is affected. Give the members, or the input, "
             "another group."
             if members

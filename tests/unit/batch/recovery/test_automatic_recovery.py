@@ -186,7 +186,7 @@ INPUT = {"id": "sales", "bootstrap_servers": "127.0.0.1:1", "topics": ("clicks",
 @pytest.mark.parametrize(
     ("changed", "why", "checkpointed"),
     [
-        (CLUSTER, "was received from 127.0.0.1:1", True),
+        (CLUSTER, "was received from Kafka, `127.0.0.1:1`", True),
         *((TOPICS, "records of topic 'taps'", each) for each in (True, False)),
         *((PATTERN, "records of topic 'taps'", each) for each in (True, False)),
         *((INPUT, "for input 'clicks'", each) for each in (True, False)),
