@@ -47,6 +47,7 @@ from headrace.devstack.postgres import PostgresServer
 from headrace.devstack.server import LOOPBACK
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.tables import Declared
 from headrace.receiver.tracker import ReceiverTracker
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
@@ -227,22 +228,11 @@ def ground(folder: Path, brokers: int, *, silent: bool) -> Iterator[Ground]:
         direct = ",".join(server.bootstrap_servers for server in servers)
         for job in jobs:
             create_topic(direct, job.topic, PARTITIONS, brokers)
-            register(ledger, job.stream)
+            ledger.streams.register(job.stream.name, **Declared.by(job.stream).columns())
             stack.callback(job.stop)
         load = Load(direct, [job.topic for job in jobs])
         stack.callback(load.stop)
         yield Ground(servers, {"kafka": kafka_links, "ledger": [ledger_link]}, jobs, ledger, load)
-
-
-def register(ledger: Ledger, stream: Stream) -> None:
-    ledger.streams.register(
-        stream.name,
-        stream.model_dump_json(),
-        batch_interval_ms=stream.batch_interval_ms,
-        block_interval_ms=stream.block_interval_ms,
-        batch_by=stream.batch_by,
-        allowed_lateness_ms=stream.allowed_lateness_ms,
-    )
 
 
 def begin(on: Ground) -> None:

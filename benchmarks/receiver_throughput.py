@@ -44,6 +44,7 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.devstack.kafka import KafkaServer
 from headrace.kafka.client import consumer_config
 from headrace.ledger import Ledger
+from headrace.ledger.tables import Declared
 from headrace.receiver.supervisor import ReceiverTask, run_receiver
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 
@@ -215,14 +216,7 @@ def measure(
 ) -> dict[str, Any]:
     """Receive the backlog with ``receivers`` processes, to which the partitions are assigned in turn."""
     ledger = Ledger.open(stream.ledger)
-    ledger.streams.register(
-        stream.name,
-        stream.model_dump_json(),
-        batch_interval_ms=stream.batch_interval_ms,
-        block_interval_ms=stream.block_interval_ms,
-        batch_by=stream.batch_by,
-        allowed_lateness_ms=stream.allowed_lateness_ms,
-    )
+    ledger.streams.register(stream.name, **Declared.by(stream).columns())
     job = ledger.jobs.acquire(stream.name, holder="benchmark", lease_ms=600_000, versions={})
     described = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10)
     assert len(described.topics[topic].partitions) == partitions

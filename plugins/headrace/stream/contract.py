@@ -112,13 +112,11 @@ OUTPUT_SHAPES: Mapping[str, Shape] = {
     **{
         name: Shape(_TRUTH, _is_bool)
         for name in (
-            *(
-                "takes_rows_without_records",
-                "takes_blocks",
-                "needs_incarnation",
-                "versions_by_offset",
-                "deletes_by_key",
-            ),
+            "takes_rows_without_records",
+            "takes_blocks",
+            "needs_incarnation",
+            "versions_by_offset",
+            "deletes_by_key",
         )
     },
     "places": Shape("a tuple of OutputPlace(server, kind, name)", lambda value: _is_several(value, _is_place)),

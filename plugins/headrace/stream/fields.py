@@ -276,7 +276,7 @@ class StreamFields(Part):
     def connection_ids(self) -> tuple[str, ...]:
         """The ids of the Airflow connections of inputs, decoders, outputs, listeners and ledger, each once."""
         named = [conn_id for _, part in self.parts for conn_id in part.connection_ids]
-        named += [listener.connection for listener in self.listeners if listener.connection is not None]
+        named += [conn_id for listener in self.listeners for conn_id in listener.connection_ids]
         if self.ledger.startswith(CONNECTION_PREFIX):
             named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
         return tuple(dict.fromkeys(named))

@@ -284,10 +284,6 @@ class ReceiverInput(CalledClass, InputDefinition):
         return f"`{self.receiver}`", self.id
 
     @property
-    def connection_ids(self) -> tuple[str, ...]:
-        return () if self.connection is None else (self.connection,)
-
-    @property
     def receiver_class(self) -> str:
         return self.receiver
 

@@ -153,6 +153,11 @@ class CalledClass(Part):
         """The keyword arguments of the class: the arguments, and the connection's id if there is one."""
         return self.arguments if self.connection is None else {**self.arguments, "connection": self.connection}
 
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        """The ids of the Airflow connections that the class looks up."""
+        return () if self.connection is None else (self.connection,)
+
 
 def is_reference(text: str) -> bool:
     """Whether the text has the form of a reference."""

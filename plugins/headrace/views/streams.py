@@ -163,19 +163,21 @@ def summarize(ledger: Ledger, row: StreamRow, place: Placed, facts: Mapping[str,
         following = tries.of(batch)
         return None if following is None else following.text(tries.now_ms)
 
-    (overview,) = ledger.overviews.of([row], POINTS)
-    refusals = ledger.overviews.write_refusals([row.name] if _is_silent(overview) else [])
-    return _summary(overview, place, facts, refusals.get(row.name), tried_again)
+    (summary,) = summaries(ledger, [(row, place)], facts, tried_again)
+    return summary
 
 
 def summaries(
-    ledger: Ledger, placed: Sequence[tuple[StreamRow, Placed]], facts: Mapping[str, DagFacts]
+    ledger: Ledger,
+    placed: Sequence[tuple[StreamRow, Placed]],
+    facts: Mapping[str, DagFacts],
+    tried_again: Callable[[BatchRow], str | None] = lambda _: None,
 ) -> list[StreamSummary]:
-    """Judge several streams of a ledger, with as many queries as for one."""
+    """Judge several streams of a ledger, with as many queries as for one. ``tried_again``: see `Evidence`."""
     overviews = ledger.overviews.of([row for row, _ in placed], POINTS)
     refusals = ledger.overviews.write_refusals([now.stream.name for now in overviews if _is_silent(now)])
     return [
-        _summary(overview, place, facts, refusals.get(overview.stream.name))
+        _summary(overview, place, facts, refusals.get(overview.stream.name), tried_again)
         for overview, (_, place) in zip(overviews, placed, strict=True)
     ]
 
@@ -191,7 +193,7 @@ def _summary(
     place: Placed,
     facts: Mapping[str, DagFacts],
     write_refusal: LedgerUnavailableError | None,
-    tried_again: Callable[[BatchRow], str | None] = lambda _: None,
+    tried_again: Callable[[BatchRow], str | None],
 ) -> StreamSummary:
     now = numbers(overview.receivers, overview.now_ms)
     unfinished = [*unfinished_of(overview)]
