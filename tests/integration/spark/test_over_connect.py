@@ -102,7 +102,7 @@ def server(
 READ_AGAIN = """
 import json, sys
 from headrace.spark.records.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
-from headrace.spark.sessions import connect_session
+from headrace.spark.connect_sessions import connect_session
 from headrace.batch.manifest import Manifest
 from headrace.spark.records.record_columns import RECORD_SCHEMA
 from headrace.spark.records.wal_source import LogBlocks
@@ -144,7 +144,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from pyspark.sql.datasource import DataSource
-from headrace.spark.sessions import connect_session, register_source
+from headrace.spark.connect_sessions import connect_session
+from headrace.spark.sessions import register_source
 
 THREADS = 32
 spark = connect_session(*sys.argv[1:])
@@ -194,7 +195,7 @@ def refused(batches):
 FAIL = """
 import sys
 from headrace.spark.attempts.failures import failure_of, first_cause
-from headrace.spark.sessions import connect_session
+from headrace.spark.connect_sessions import connect_session
 from pyspark import cloudpickle
 
 url, token, folder = sys.argv[1:]
@@ -227,7 +228,7 @@ import io, json, sys
 from headrace.spark.attempts.failures import first_cause
 from headrace.spark.outputs.writer import (writer_of)
 from headrace.spark.outputs.writer import (WrittenBatch)
-from headrace.spark.sessions import connect_session
+from headrace.spark.connect_sessions import connect_session
 from headrace.spark.records.transforms import BatchContext
 from headrace.stream import Stream
 
@@ -293,7 +294,7 @@ from pyspark.sql.types import StructType
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.records.record_columns import RECORD_SCHEMA
-from headrace.spark.sessions import connect_session
+from headrace.spark.connect_sessions import connect_session
 from headrace.stream import ElasticsearchOutput
 
 url, token, index, report = sys.argv[1:]
@@ -325,7 +326,7 @@ import json, sys
 from headrace.ledger import Ledger
 from headrace.spark.attempts.attempt import run_attempt
 from headrace.spark.attempts.batch_attempt import BatchAttempt
-from headrace.spark.sessions import connect_session
+from headrace.spark.connect_sessions import connect_session
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 
@@ -412,7 +413,7 @@ def test_a_killed_range_goes_on_and_leaves_the_documents_of_single_batches(
 STATE = """
 import json, sys
 from headrace.spark.outputs.writer import (WrittenBatch)
-from headrace.spark.sessions import connect_session
+from headrace.spark.connect_sessions import connect_session
 from headrace.spark.state.updating import state_frames
 from headrace.spark.state.updating import update_state
 from headrace.spark.records.transforms import BatchContext, apply_transform, load_transform

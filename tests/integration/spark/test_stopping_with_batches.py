@@ -41,7 +41,7 @@ run_and_leave(receiver_process.main)
 # Two sessions with a query each that never ends.
 CLIENT = """
 import sys, threading
-from headrace.spark.sessions import remote_session
+from headrace.spark.connect_sessions import remote_session
 
 url, token = sys.argv[1], sys.stdin.readline().strip()
 for _ in range(2):
