@@ -1,4 +1,4 @@
-"""Programs in texts: those that tests run in a process of their own, and the examples of the docs. No linter reads them."""
+"""Programs in texts, which no linter reads: those that tests run in their own process, and the examples of the docs."""
 
 from __future__ import annotations
 
