@@ -156,7 +156,9 @@ def datasets_of(output: Output, counts: Mapping[str, Any]) -> dict[Dataset, int]
 
 def index_datasets(output: ElasticsearchOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
     """The index, and the one of the dead letters if there were any."""
-    rows = {index_name(output, output.index): _written(counts)}
+    from headrace.batch.places import written_places
+
+    rows = {index_name(output, str(place["name"])): _written(counts) for place in written_places(output, counts)}
     letters = int(counts.get("dead_lettered") or 0)
     return {**rows, index_name(output, output.dead_letters): letters} if letters else rows
 

@@ -14,6 +14,7 @@ from headrace.cli.main import app
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
@@ -77,7 +78,7 @@ class Shop:
             }
         )
         assert isinstance(output, ElasticsearchOutput)
-        options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=batch_time_ms, attempt=attempt)
+        options = IndexingOptions.of(output, Target.of(output, "shop"), batch_time_ms=batch_time_ms, attempt=attempt)
         counts: IndexingCounts = Indexer(self.transport, options).index([rows])
         return counts
 

@@ -13,6 +13,7 @@ from headrace.ledger.results import LAST_MS
 from headrace.ledger.states import EventKind
 
 if TYPE_CHECKING:
+    from headrace.elasticsearch.target import ConcreteIndex
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import BatchOutputRow
     from headrace.stream import ElasticsearchOutput
@@ -26,10 +27,21 @@ _NEIGHBOURS = 100
 _ACCEPTANCES = 50
 
 
-def place_of(output: ElasticsearchOutput, index: str | None, uuid: str | None) -> dict[str, Any]:
+def place_of(output: ElasticsearchOutput, index: ConcreteIndex | None) -> dict[str, Any]:
     """The output's place as JSON values: its server and name, and the concrete index behind the name; None if there is
     none."""
-    return {"server": output.connection or list(output.hosts), "name": output.index, "index": index, "uuid": uuid}
+    server = output.connection or list(output.hosts)
+    concrete, uuid = (None, None) if index is None else (index.name, index.uuid)
+    return {"server": server, "name": output.index, "index": concrete, "uuid": uuid}
+
+
+def written_places(output: ElasticsearchOutput, counts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The places that a batch was written to, by the output's counts; that of the definition if the counts have none.
+
+    A batch that was written by an earlier version of headrace recorded the concrete index only.
+    """
+    recorded = counts.get(PLACE)
+    return [recorded if recorded is not None else {**place_of(output, None), "index": counts.get("index")}]
 
 
 def newest_place(
@@ -45,7 +57,7 @@ def newest_place(
 
     ``target`` is the name of a replay: only what it has written near the batch time counts then.
     """
-    wanted = place_of(output, None, None)
+    wanted = place_of(output, None)
 
     def is_place(found: Any) -> bool:
         return isinstance(found, dict) and all(found.get(name) == wanted[name] for name in ("server", "name"))

@@ -39,7 +39,7 @@ from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from headrace.elasticsearch.administration import Administration
-    from headrace.elasticsearch.concrete_index import ConcreteIndex
+    from headrace.elasticsearch.target import ConcreteIndex
 
 # The time limit of each query: a person waits for the answer.
 _SECONDS = 5.0

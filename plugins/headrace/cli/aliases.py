@@ -71,7 +71,7 @@ def swap(
             old = administration.move_alias(declared.index, to)
             index = administration.concrete_index(declared.index)
         if index is not None:
-            place = place_of(declared, index.name, index.uuid)
+            place = place_of(declared, index)
             accept(opened_ledger, name, place, by="headrace aliases swap")
         # It is not known into which index these are written. Read before the batches that are written, so that one that
         # began before the alias moved, and ends now, is among either.
@@ -139,8 +139,7 @@ def accept_index(
                 if index is None
                 else "Leave out --create to accept it.",
             )
-        found = (None, None) if index is None else (index.name, index.uuid)
-        place = place_of(declared, *found)
+        place = place_of(declared, index)
         accept(opened_ledger, name, place, by="headrace aliases accept", target=replay)
     if as_json:
         print_json(place)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from headrace.clock import Clock, SystemClock
-from headrace.elasticsearch.concrete_index import ConcreteIndex, describe_indices, single_index
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.search_server import SearchServer, ask_server
+from headrace.elasticsearch.target import ConcreteIndex, describe_indices, single_index
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 

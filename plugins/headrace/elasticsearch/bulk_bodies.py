@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.document_ids import Identities, identify
-from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy, WriteMethod
+from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy, VersionSource, WriteMethod
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.verdicts import Reason
 
 TOMBSTONE = "tombstone"
@@ -35,10 +36,17 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
 class PreparedRows:
-    """The lines to send, in order. ``rows`` maps a line's number to its row number in ``source``."""
+    """The lines to send, in order: each is an operation on the document of an id, at its target.
 
-    def __init__(self, source: pa.RecordBatch, rows: Any, ids: Any, versions: Any | None, lines: Any) -> None:
+    All that is asked about a document later (conflicts, verdicts, dead letters, previews) is asked of its line here.
+    """
+
+    def __init__(
+        self, source: pa.RecordBatch, rows: Any, ids: Any, versions: Any | None, lines: Any, *, target: Target
+    ) -> None:
+        """``rows`` maps a line's number to its row number in ``source``; ``target`` is that of all lines."""
         self.source = source
+        self._target = target
         self._rows = rows
         self._ids = ids
         self._versions = versions
@@ -52,6 +60,14 @@ class PreparedRows:
     def row(self, line: int) -> int:
         """The number of the row in ``source`` from which this line was made."""
         return int(self._rows[line])
+
+    def target(self, line: int) -> Target:  # noqa: ARG002 - an output has one index
+        """Where this line's document goes."""
+        return self._target
+
+    def deletes(self, line: int) -> bool:
+        """Whether this line deletes the document."""
+        return self.document(line) is None
 
     def id(self, line: int) -> str:
         return str(self._ids[line].as_py())
@@ -75,9 +91,9 @@ class PreparedRows:
     def version_place(self, line: int, options: IndexingOptions) -> str | None:
         """What this line's version counts: the offsets of its ``topic-partition``, or batch times (""). None: something
         of the user's."""
-        if options.versioned_by_batch:
+        if options.version is VersionSource.BATCH_TIME:
             return ""
-        if options.version_from is not None or columns.PARTITION not in self.source.schema.names:
+        if options.version is VersionSource.COLUMN or columns.PARTITION not in self.source.schema.names:
             return None
         return f"{self._topic}-{self._partitions[self.row(line)]}"
 
@@ -151,9 +167,9 @@ def prepare_rows(
     tombstones = pc.is_null(documents.lines) if documents.lines.null_count else None
     rejected = identities.rejected | documents.rejected
     ignored: list[int] = []
-    if tombstones is not None and options.tombstone_policy is not TombstonePolicy.DELETE:
+    if tombstones is not None and options.tombstones is not TombstonePolicy.DELETE:
         rows = pc.indices_nonzero(tombstones).to_pylist()
-        if options.tombstone_policy is TombstonePolicy.IGNORE:
+        if options.tombstones is TombstonePolicy.IGNORE:
             ignored = rows
             rejected = {row: reason for row, reason in rejected.items() if not tombstones[row].as_py()}
         else:
@@ -207,12 +223,12 @@ def _lines(
         versions = None if versions is None else versions.take(taken)
         tombstones = None if tombstones is None else tombstones.take(taken)
     quoted = pc.cast(_escaped(ids), pa.large_binary())
-    verb = "create" if options.method is WriteMethod.CREATE and versions is None else "index"
+    verb = "create" if options.write_method is WriteMethod.CREATE and versions is None else "index"
     written = _joined(_opening(verb), quoted, *_closing(versions, options), lines, b"\n")
     if tombstones is not None:
         deleted = _joined(_opening("delete"), quoted, *_closing(versions, options))
         written = pc.if_else(tombstones, deleted, written)
-    return PreparedRows(batch, kept, ids, versions, written)
+    return PreparedRows(batch, kept, ids, versions, written, target=options.target)
 
 
 def _escaped(ids: Any) -> Any:
@@ -230,7 +246,7 @@ def _closing(versions: Any | None, options: IndexingOptions) -> list[Any]:
         return [b'"}}\n']
     # external: only a newer version is written. external_gte: the same version is also written again, as
     # write_method=index requires.
-    kind = b"external" if options.method is WriteMethod.CREATE else b"external_gte"
+    kind = b"external" if options.write_method is WriteMethod.CREATE else b"external_gte"
     numbers = pc.cast(pc.cast(versions, pa.large_string()), pa.large_binary())
     return [b'","version":', numbers, b',"version_type":"' + kind + b'"}}\n']
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from headrace.clock import Clock
 from headrace.elasticsearch.bulk_bodies import PreparedRows, created_answer
-from headrace.elasticsearch.concrete_index import describe_indices, single_index
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.error_kinds import NO_TYPE, is_size
-from headrace.elasticsearch.errors import (
-    ElasticsearchRefusedError,
-    ElasticsearchUnavailableError,
-    UnsuitableTargetError,
-)
-from headrace.elasticsearch.misplaced import Misplaced, take_back
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
+from headrace.elasticsearch.misplaced import take_back
+from headrace.elasticsearch.open_target import OpenTarget, bulk_items
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
+from headrace.elasticsearch.retry_budget import RetryBudget
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import (
     Item,
@@ -37,7 +32,7 @@ from headrace.elasticsearch.verdicts import (
     kind_hint,
     refusal,
 )
-from headrace.elasticsearch.version_conflicts import StoredSource, VersionConflicts
+from headrace.elasticsearch.version_conflicts import VersionConflicts
 
 DOCUMENT_TOO_LARGE = "document_too_large"
 
@@ -54,22 +49,12 @@ TRIES_ALONE = 3
 # A request with this answer was rejected before any of it was executed.
 _TOO_MANY_REQUESTS = 429
 
-# The only fields that are read from an answer. Every item has "status", so no item is left out of the list.
-_ANSWER = (
-    "filter_path=items.*._index,items.*._id,items.*.status,items.*.result,items.*.error.type,items.*.error.reason,"
-    "items.*.error.caused_by.reason"
-)
-# How long Elasticsearch waits for a shard or a change of the mapping. By default it answers after a minute, as long as
-# the client waits, and meanwhile nobody knows that a shard is missing.
-_TIMEOUT = "timeout=10s"
-_TRIES_ALONE = 3
-_CONFLICT = 409
-
 
 @dataclass(slots=True)
 class SentRequest:
-    """The outcome of the lines: counts, and the rejected lines by number."""
+    """The outcome of the lines at their target: counts, and the rejected lines by number."""
 
+    opened: OpenTarget
     counts: IndexingCounts = field(default_factory=IndexingCounts)
     rejected: list[tuple[int, Reason]] = field(default_factory=list)
     doubtful: list[tuple[int, int, Reason]] = field(default_factory=list)
@@ -82,7 +67,7 @@ class SentRequest:
 
 
 class BulkSender:
-    """Sends lines to one index and reads the answer to each.
+    """Sends lines to their target and reads the answer to each.
 
     Only items that Elasticsearch rejects temporarily (429, 5xx, a block on the index) and requests without an answer
     are sent again, with the same bytes, after a pause. A request refused as too large or invalid is halved until it
@@ -98,7 +83,6 @@ class BulkSender:
     def __init__(
         self,
         transport: Transport,
-        index: str,
         options: IndexingOptions,
         *,
         clock: Clock,
@@ -106,30 +90,23 @@ class BulkSender:
         jitter: random.Random | None = None,
     ) -> None:
         self._transport = transport
-        self._index = index
         self._options = options
         self._clock = clock
         self._cancelled = cancelled
         self._jitter = jitter
-        self._stored = StoredSource(transport, index)
-        self.passed = False
-        """Whether the index has taken a document."""
-        self.place = index
-        """The concrete index that answers name."""
-        self._places = {index}
-        self._not_one: str | None = None
-        self.in_place = False
-        """Whether an answer has shown that documents go to the index."""
-        self._tries_alone = _TRIES_ALONE if options.first_alone else 0
-        # An alias that is deleted meanwhile must not become an index of its name.
-        required = "&require_alias=true" if options.through_alias and index == options.index else ""
-        self._path = f"/{quote(index, safe='')}/_bulk?{_TIMEOUT}{required}&{_ANSWER}"
-        self.witness: bytes | None = None
-        """The body of a request that changes nothing, with a document that the index has taken."""
+        self._opened: dict[str, OpenTarget] = {}
+        self._lock = threading.Lock()
         self.moved = options.error_kinds
 
+    def opened(self, target: Target) -> OpenTarget:
+        """What this task knows of the target."""
+        with self._lock:
+            if target.name not in self._opened:
+                self._opened[target.name] = OpenTarget(self._transport, target)
+            return self._opened[target.name]
+
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
-        """Send these lines (ascending numbers) and return when each has a final outcome.
+        """Send these lines (ascending numbers, of one target) and return when each has a final outcome.
 
         Raises:
             ElasticsearchUnavailableError: no progress for ``max_retry_seconds``.
@@ -137,9 +114,9 @@ class BulkSender:
         """
         return _Sending(self, prepared, lines).run()
 
-    def retry_budget(self) -> RetryBudget:
+    def retry_budget(self, target: Target) -> RetryBudget:
         return RetryBudget(
-            f"Indexing into {self._index!r}",
+            f"Indexing into {target.name!r}",
             max_seconds=self._options.max_retry_seconds,
             clock=self._clock,
             cancelled=self._cancelled,
@@ -147,94 +124,31 @@ class BulkSender:
         )
 
     def conflicts(self, counts: IndexingCounts) -> VersionConflicts:
-        return VersionConflicts(self._transport, self._index, self._options, counts, self._stored)
+        return VersionConflicts(self._transport, self._options, counts, self.opened)
 
-    def post(self, body: bytes) -> Response:
-        return self._transport.request("POST", self._path, body)
+    def post(self, opened: OpenTarget, body: bytes) -> Response:
+        return self._transport.request("POST", opened.bulk_path, body)
 
-    def refused(self, status: int, reason: Reason, document: str = "") -> ElasticsearchRefusedError:
-        return refusal(status, reason, self._index, document)
-
-    def note_witness(self, id_: str, document: bytes | None) -> None:
-        """Keep a document that the index has taken, to compare others with."""
-        if self.witness is None and document is not None:
-            # No document has this sequence number. So the server prepares the write as any other, and does not do it.
-            action = {"index": {"_id": id_, "if_seq_no": 2**53 - 1, "if_primary_term": 1}}
-            self.witness = json.dumps(action).encode() + b"\n" + document + b"\n"
-
-    def witness_passes(self) -> bool:
-        """Whether a document that the index has taken before is taken now too: a conflict says so."""
-        if self.witness is None:
-            return False
-        try:
-            items = bulk_items(self.post(self.witness).json(), 1)
-        except NoAnswerError:
-            return False
-        return items is not None and (
-            items[0]["status"] < 300 or judge_item(items[0]["status"], items[0]) is Item.CONFLICT
-        )
-
-    def check_places(self, ids: list[str], items: list[dict[str, Any]], retry_budget: RetryBudget) -> None:
+    def check_places(
+        self, opened: OpenTarget, ids: list[str], items: list[dict[str, Any]], retry_budget: RetryBudget
+    ) -> None:
         """Raise ElasticsearchRefusedError if the answers to these documents name another index or id than asked for.
 
-        An alias's index has another name than the one asked for. What was created elsewhere is deleted.
+        What was created elsewhere is deleted.
         """
-        misplaced = [
-            Misplaced(id_, index, given_id, item.get("result"), conflicts=item["status"] == _CONFLICT)
-            for id_, item in zip(ids, items, strict=True)
-            for index, given_id in [(item.get("_index", self.place), item.get("_id", id_))]
-            if given_id != id_ or not self._is_place(index, retry_budget)
-        ]
+        found = (opened.misplaced(id_, item, retry_budget) for id_, item in zip(ids, items, strict=True))
+        misplaced = [each for each in found if each is not None]
         if misplaced:
             first = misplaced[0]
             raise ElasticsearchRefusedError(
-                f"Document {first.id!r} of index {self._index!r} was written as {first.given_id!r} into index "
-                f"{first.index!r}: {self._not_one or 'an ingest pipeline changes _index or _id'}. "
+                f"Document {first.id!r} of index {opened.target.name!r} was written as {first.given_id!r} into index "
+                f"{first.index!r}: {opened.not_one or 'an ingest pipeline changes _index or _id'}. "
                 f"{take_back(self._transport, retry_budget, misplaced)}".rstrip(),
                 remedy="Take this out of the index's pipelines and templates, delete what is left elsewhere, and run "
                 "the batch again. A batch that runs a second time would not find its documents.",
             )
-        if items:
-            self.place = items[-1].get("_index", self.place)
-        self.in_place = self.in_place or any(
-            item.get("result") in ("created", "updated") or item["status"] == _CONFLICT for item in items
-        )
-
-    def _is_place(self, index: str, retry_budget: RetryBudget) -> bool:
-        if index not in self._places:
-            described = describe_indices(self._transport, retry_budget, self._index)
-            try:
-                single_index(self._index, described)
-                self._places |= (described or {}).keys()
-            except UnsuitableTargetError as error:
-                self._not_one = error.what.rstrip(".")
-        return index in self._places
-
-    def sends_alone(self) -> bool:
-        """Whether the next document is to be sent alone: no answer has shown yet where documents go.
-
-        After a few documents that the index refuses, requests have their size again.
-        """
-        if self.in_place or not self._tries_alone:
-            return False
-        self._tries_alone -= 1
-        return True
-
-    def holds_documents(self, retry_budget: RetryBudget) -> bool:
-        """Whether the index has a document that searches find."""
-        path = f"/{quote(self._index, safe='')}/_search?size=0&terminate_after=1&filter_path=hits.total.value"
-        answer = request_with_retries(self._transport, retry_budget, "GET", path).json()
-        return isinstance(answer, dict) and answer.get("hits", {}).get("total", {}).get("value", 0) > 0
-
-
-def bulk_items(parsed: Any, number: int) -> list[dict[str, Any]] | None:
-    """What a bulk answer says of each of ``number`` documents, in their order; None if it is no such answer."""
-    entries = parsed.get("items") if isinstance(parsed, dict) else None
-    if not isinstance(entries, list) or len(entries) != number:
-        return None
-    items = [next(iter(entry.values())) for entry in entries if isinstance(entry, dict) and len(entry) == 1]
-    complete = all(isinstance(item, dict) and type(item.get("status")) is int for item in items)
-    return items if complete and len(items) == number else None
+        for item in items:
+            opened.note_item(item)
 
 
 def _is_size(reason: Reason) -> bool:
@@ -249,9 +163,10 @@ class _Sending:
         self._prepared = prepared
         self._lines = lines
         self._pieces: deque[Any] = deque([lines])
-        self._retry_budget = sender.retry_budget()
+        self._opened = sender.opened(prepared.target(int(lines[0])))
+        self._retry_budget = sender.retry_budget(self._opened.target)
         self._offenders = 0
-        self._sent = SentRequest()
+        self._sent = SentRequest(self._opened)
         self._conflicts = sender.conflicts(self._sent.counts)
         # Lines that an earlier try may have written, although no answer confirmed it.
         self._unknown: set[int] = set()
@@ -269,14 +184,14 @@ class _Sending:
         counts = self._sent.counts
         while self._pieces:
             piece = self._pieces.popleft()
-            if len(piece) > 1 and self._sender.sends_alone():
+            if len(piece) > 1 and self._opened.sends_alone():
                 self._pieces.appendleft(piece[1:])
                 piece = piece[:1]
             body = self._prepared.body(piece)
             counts.requests += 1
             counts.bytes += len(body)
             try:
-                response = self._sender.post(body)
+                response = self._sender.post(self._opened, body)
             except NoAnswerError as error:
                 self._unknown.update(piece.tolist())
                 self._again(piece, str(error))
@@ -287,10 +202,13 @@ class _Sending:
             if not self._pieces and (gone := self._conflicts.settle(self._prepared, self._retry_budget)):
                 self._pieces.append(np.asarray(sorted(gone)))
         if counts.created or counts.updated:
-            self._sender.passed = True
-        if self._sender.passed:
+            self._opened.passed = True
+        if self._opened.passed:
             self._sent.rejected, self._sent.doubtful = self._sent.refused, []
         return self._sent
+
+    def _refused(self, status: int, reason: Reason, document: str = "") -> ElasticsearchRefusedError:
+        return refusal(status, reason, self._opened.target.name, document)
 
     def _again(self, piece: Any, why: str) -> None:
         self._retry_budget.wait(why)
@@ -310,7 +228,7 @@ class _Sending:
                 self._unknown.update(piece.tolist())
             self._suspect(piece, response.status, Reason(*response.error()))
         elif verdict is Whole.REFUSED:
-            raise self._sender.refused(response.status, Reason(*response.error()))
+            raise self._refused(response.status, Reason(*response.error()))
         elif len(piece) > 1:
             self._halve(piece)
         elif verdict is Whole.TOO_LARGE:
@@ -325,7 +243,7 @@ class _Sending:
         # comparison: only an error known to be caused by a document proves it.
         all_of_them = self._offenders == len(self._lines) and (self._offenders > 1 or not document_at_fault(reason))
         if self._offenders > MAX_OFFENDERS or all_of_them:
-            raise self._sender.refused(400, reason)
+            raise self._refused(400, reason)
         self._reject(line, reason)
 
     def _halve(self, piece: Any) -> None:
@@ -348,7 +266,7 @@ class _Sending:
             # It may have been a moment of the server's.
             self._doubted = True
             self._again(piece, why)
-        elif self._sender.witness is None:
+        elif not self._opened.has_witness:
             self._look_for_one_that_passes(piece, why, reason)
         elif (each or len(piece) == 1) and len(piece) <= MAX_OFFENDERS - len(self._suspects):
             self._suspects |= dict.fromkeys(piece.tolist(), (0, ""))
@@ -397,13 +315,13 @@ class _Sending:
             self._pieces.clear()
             return
         if reason.type == NO_TYPE:
-            raise self._sender.refused(status, reason, document)
+            raise self._refused(status, reason, document)
         del self._suspects[line]
         self._reject(line, reason)
 
     def _passes_now(self) -> bool:
         self._sent.counts.requests += 1
-        return self._sender.witness_passes()
+        return self._opened.witness_passes()
 
     def _wait(self, why: str, reason: Reason) -> None:
         self._retry_budget.wait(why, kind_hint(reason.type))
@@ -417,7 +335,7 @@ class _Sending:
         if self._all_created(piece, response.body):
             self._retry_budget.progressed()
             self._sent.counts.created += len(piece)
-            self._sender.in_place = True
+            self._opened.note_created()
             self._passed(int(piece[0]))
             for line in self._suspects.keys() & set(piece.tolist()):
                 del self._suspects[line]
@@ -432,10 +350,10 @@ class _Sending:
         ids = self._prepared.ids(piece).to_pylist()
         given = [item.get("_id", id_) for id_, item in zip(ids, items, strict=True)]
         if given != ids and sorted(map(str, given)) == sorted(ids):
-            raise self._sender.refused(
+            raise self._refused(
                 200, Reason("wrong_answer", "the answer has the documents in another order than the request")
             )
-        self._sender.check_places(ids, items, self._retry_budget)
+        self._sender.check_places(self._opened, ids, items, self._retry_budget)
         failed: dict[Item, list[tuple[int, dict[str, Any]]]] = {Item.NOT_NOW: [], Item.SUSPECT: []}
         for line, item in zip(piece.tolist(), items, strict=True):
             verdict = judge_item(item["status"], item, self._sender.moved)
@@ -468,11 +386,11 @@ class _Sending:
         otherwise, or names another index than the one before, is parsed.
         """
         verb = next((verb for verb in (b"create", b"index") if body.startswith(b'{"items":[{"%b":{' % verb)), None)
-        return verb is not None and body == created_answer(verb, self._sender.place, self._prepared.ids(piece))
+        return verb is not None and body == created_answer(verb, self._opened.place, self._prepared.ids(piece))
 
     def _passed(self, line: int) -> None:
-        if self._sender.witness is None:
-            self._sender.note_witness(self._prepared.id(line), self._prepared.document(line))
+        if not self._opened.has_witness:
+            self._opened.note_witness(self._prepared.id(line), self._prepared.document(line))
 
     def _settle(self, line: int, verdict: Item, item: dict[str, Any]) -> None:
         counts = self._sent.counts
@@ -487,11 +405,11 @@ class _Sending:
         elif verdict is Item.DROPPED:
             counts.dropped += 1
         elif verdict is Item.CONFLICT:
-            self._sender.passed = True
+            self._opened.passed = True
             self._conflicts.take(self._prepared, line, item_reason(item), may_be_ours=line in self._unknown)
         elif verdict is Item.REJECTED:
             self._sent.rejected.append((line, item_reason(item)))
         elif verdict is Item.DOUBTFUL:
             self._sent.doubtful.append((line, item["status"], item_reason(item)))
         else:
-            raise self._sender.refused(item["status"], item_reason(item), self._prepared.describe(line))
+            raise self._refused(item["status"], item_reason(item), self._prepared.describe(line))

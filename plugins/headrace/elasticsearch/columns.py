@@ -16,16 +16,20 @@ timestamp      timestamp                   optional, the record's time, for dead
 rejected_...   string                      ``rejected_because``: a row with a reason here becomes a dead letter
 =============  ==========================  ============================================================================
 
-Exactly one of ``value`` and ``document`` must be present. The option ``id_columns`` names the columns of column ids,
-or those that distinguish the rows of one record; ``version_from`` names the version column. Other columns are ignored.
+Exactly one of ``value`` and ``document`` must be present. ``id_0``, ``id_1``, … are the columns of column ids, or those
+that distinguish the rows of one record; ``version`` is the version that ``version_from`` names. Other columns are
+ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
+
+if TYPE_CHECKING:
+    from headrace.elasticsearch.options import IndexingOptions
 
 TOPIC = "topic"
 PARTITION = "partition"
@@ -37,41 +41,51 @@ DOCUMENT = "document"
 HEADERS = "headers"
 TIMESTAMP = "timestamp"
 REJECTED_BECAUSE = "rejected_because"
+VERSION = "version"
 
 UNKNOWN_INCARNATION = 0
 
 COORDINATES = (TOPIC, PARTITION, OFFSET)
 
 
+def id_column(number: int) -> str:
+    """The name of a prepared column of an id, numbered from 0."""
+    return f"id_{number}"
+
+
+def columns_of_ids(kind: str, id_columns: Iterable[str], version_column: str | None) -> tuple[str, ...]:
+    """The columns of which ids of this kind ("record", "key", "columns") and their versions are made, each once."""
+    if kind == "record":
+        needed = [*COORDINATES, *id_columns]
+    elif kind == "key":
+        # By default the version is the offset, which orders the values of one topic's partition.
+        needed = [KEY, *(COORDINATES if version_column is None else ())]
+    else:
+        needed = [*id_columns]
+    return tuple(dict.fromkeys([*needed, *([version_column] if version_column else [])]))
+
+
 def needed_columns(options: IndexingOptions) -> tuple[str, ...]:
     """The columns, besides the document, that these options require."""
-    needed: list[str] = []
-    if options.document_id is DocumentIdKind.RECORD:
-        needed += [*COORDINATES, *options.id_columns]
-    elif options.document_id is DocumentIdKind.KEY:
-        needed.append(KEY)
-        needed += [] if options.version_from else COORDINATES
-    else:
-        needed += options.id_columns
-    if options.version_from:
-        needed.append(options.version_from)
-    return tuple(dict.fromkeys(needed))
+    version = VERSION if options.version == "column" else None
+    return columns_of_ids(options.document_id, options.id_columns, version)
 
 
 def check_columns(names: Iterable[str], options: IndexingOptions) -> None:
     """Raise UnsuitableRowsError unless rows with these columns can be indexed with these options."""
     have: Collection[str] = tuple(names)
+    index = options.target.name
     missing = [name for name in needed_columns(options) if name not in have]
     if missing:
         raise UnsuitableRowsError(
-            f"The rows for index {options.index!r} have no column {', '.join(map(repr, missing))}, which "
+            f"The rows for index {index!r} have no column {', '.join(map(repr, missing))}, which "
             f"document_id={options.document_id.value} needs; they have {', '.join(map(repr, have))}.",
             remedy="Let the transform keep these columns, or choose other document ids.",
         )
     documents = [name for name in (VALUE, DOCUMENT) if name in have]
     if len(documents) != 1:
         raise UnsuitableRowsError(
-            f"The rows for index {options.index!r} have {'both' if documents else 'neither'} 'value' "
+            f"The rows for index {index!r} have {'both' if documents else 'neither'} 'value' "
             f"{'and' if documents else 'nor'} 'document'; exactly one of them is the document.",
             remedy="Pass the DataFrame through headrace.spark.outputs.documents.prepare_documents.",
         )

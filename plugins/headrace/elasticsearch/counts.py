@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, ForeignDocumentsError
+from headrace.elasticsearch.target import Target
 from headrace.wal.storage import open_storage
 
 EXAMPLES = 5
@@ -143,14 +144,11 @@ _EVERY_SECONDS = 5.0
 class IndexingReport:
     """The result of one write."""
 
-    index: str
-    concrete_index: str | None
-    """The concrete index behind the name; None if it does not exist."""
+    target: Target
+    """Its ``concrete`` is what the name stood for after the write; None if there is no index."""
     counts: IndexingCounts
     duplicates: int = 0
     """Rows of the batch with the same id as another row."""
-    index_uuid: str | None = None
-    """The UUID of the concrete index, if it is known."""
 
     def check_foreign(self) -> None:
         """Raise ForeignDocumentsError if the index holds documents of another source under ids of the batch."""
@@ -158,9 +156,9 @@ class IndexingReport:
         if counts.foreign:
             examples = ", ".join(map(repr, counts.foreign_ids))
             raise ForeignDocumentsError(
-                f"Index {self.index!r} holds other documents under {counts.foreign} ids of the batch ({examples}), "
-                "which no attempt at this batch wrote. They were left as they are, and the batch's documents of these "
-                "ids are not in the index.",
+                f"Index {self.target.name!r} holds other documents under {counts.foreign} ids of the batch "
+                f"({examples}), which no attempt at this batch wrote. They were left as they are, and the batch's "
+                "documents of these ids are not in the index.",
                 remedy="Find out what wrote them: another stream or program, a stream of this name with an earlier "
                 'ledger, or a topic of the same name. Index into an index of its own, or set write_method="index" to '
                 "replace them.",

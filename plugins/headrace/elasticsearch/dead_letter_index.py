@@ -27,13 +27,15 @@ from headrace.clock import Clock
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.bulk_bodies import PreparedRows, prepare_rows
-from headrace.elasticsearch.bulk_sender import BulkSender, bulk_items
+from headrace.elasticsearch.bulk_sender import BulkSender
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letters import MAPPINGS, OriginalRecord
 from headrace.elasticsearch.document_ids import Identities
 from headrace.elasticsearch.error_kinds import NO_TYPE
 from headrace.elasticsearch.errors import DeadLetterMissingError, ElasticsearchRefusedError
+from headrace.elasticsearch.open_target import bulk_items
 from headrace.elasticsearch.options import IndexingOptions, WriteMethod
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Item, Reason, item_reason, judge_item, refusal
 
@@ -134,11 +136,11 @@ class StoredLetter:
 
 
 class DeadLetterIndex:
-    """The dead letters of one stream's output. ``options`` are the output's; they name the stream."""
+    """The dead letters of one stream's output."""
 
-    def __init__(self, administration: Administration, options: IndexingOptions) -> None:
+    def __init__(self, administration: Administration, target: Target) -> None:
         self._administration = administration
-        self._options = options
+        self._target = target
 
     def reasons(self, letters: LetterFilter) -> dict[str, int]:
         """The number of letters by type of reason, the most frequent first; empty if there is no index.
@@ -185,7 +187,7 @@ class DeadLetterIndex:
 
         A letter that is rewritten meanwhile stays. Returns the number deleted. Raises the same errors as ``reasons``.
         """
-        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=self._options.index, replayed=True)
+        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=self._target.name, replayed=True)
         withdrawn = 0
         left = (
             letter
@@ -211,7 +213,7 @@ class DeadLetterIndex:
         for letter in self.find(every, limit=1):
             return letter
         raise DeadLetterMissingError(
-            f"There is no dead letter {id_!r} of output {self._options.output_id!r} in {self._name!r}.",
+            f"There is no dead letter {id_!r} of output {self._target.owner.output_id!r} in {self._name!r}.",
             remedy="See `headrace dead-letters list --replayed`.",
         )
 
@@ -268,11 +270,11 @@ class DeadLetterIndex:
         return moved
 
     def _query(self, letters: LetterFilter) -> dict[str, Any]:
-        return letters.query(self._options.stream_name, self._options.output_id)
+        return letters.query(self._target.owner.stream_name, self._target.owner.output_id)
 
     @property
     def _name(self) -> str:
-        return self._options.dead_letter_index
+        return self._target.dead_letter_index
 
     def _refresh(self) -> None:
         # Without the privilege to refresh, letters written in the last second may be missing.
@@ -332,7 +334,7 @@ class ReplayCounts:
 
 
 class DeadLetterReplay:
-    """Indexes the letters of one output again. ``options`` are the output's; they name the stream."""
+    """Indexes the letters of one output again. ``options`` are the output's."""
 
     def __init__(
         self, transport: Transport, options: IndexingOptions, letters: DeadLetterIndex, *, clock: Clock
@@ -342,12 +344,12 @@ class DeadLetterReplay:
         # "create" is intended here even where ids recur. An existing document comes from an earlier replay, or from the
         # batch that was run again.
         self._options = replace(options, write_method=WriteMethod.CREATE, written_before=True)
-        self._sender = BulkSender(transport, options.index, self._options, clock=clock, cancelled=threading.Event())
+        self._sender = BulkSender(transport, self._options, clock=clock, cancelled=threading.Event())
 
     def cannot(self, letter: StoredLetter) -> str | None:
         """The reason, in readable text, why this letter is not tried; None if it can be replayed."""
         index = letter.fields.get("index")
-        if index != self._options.index:
+        if index != self._options.target.name:
             return f"its document belongs in index {index!r}: give that index with --index"
         if letter.document is None:
             return "it holds no document: it was rejected by a decoder or the transform, or is too large to be kept"

@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE, TOMBSTONE, PreparedRows, document_column
 from headrace.elasticsearch.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
-from headrace.elasticsearch.concrete_index import describe_indices, single_index
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
 from headrace.elasticsearch.error_kinds import is_size
 from headrace.elasticsearch.errors import DeadLettersRefusedError, ElasticsearchRefusedError, UnsuitableTargetError
-from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
+from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, VersionSource
 from headrace.elasticsearch.retry_budget import request_with_retries
+from headrace.elasticsearch.target import Target, describe_indices, single_index
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason
 
@@ -91,8 +91,8 @@ class DeadLetter:
     original: OriginalRecord | None
     document: bytes | None
     """The rejected document, if it is not the record's value."""
-    owner: tuple[str, ...]
-    """Stream, output and index, as far as they are known."""
+    target: Target
+    """Where its document was to go."""
     row: str
     """The row's part of the letter's id: its record's id, and a digest if the record alone does not identify it."""
     ordinal: int = 1
@@ -113,10 +113,11 @@ class DeadLetter:
         None of the parts can contain a slash. An id that would be too long is replaced by its hash below stream/output.
         """
         number = [f"{self.ordinal}+{self.task}"] if self.task else [str(self.ordinal)] if self.ordinal > 1 else []
-        named = "/".join((*self.owner, self.row, *number))
+        owner = self.target.letter_owner
+        named = "/".join((*owner, self.row, *number))
         if len(named.encode()) <= MAX_ID_BYTES:
             return named
-        return "/".join((*self.owner[:-1], hashlib.sha256(named.encode()).hexdigest()))
+        return "/".join((*owner[:-1], hashlib.sha256(named.encode()).hexdigest()))
 
     @property
     def size(self) -> int:
@@ -128,11 +129,11 @@ class DeadLetter:
         """The dead letter as JSON in one line."""
         value = self.original.value if self.original else None
         fields: dict[str, Any] = {
-            "stream": options.stream_name,
-            "output": options.output_id,
+            "stream": self.target.owner.stream_name,
+            "output": self.target.owner.output_id,
             "batch_time": options.batch_time_ms,
             "attempt": options.attempt,
-            "index": options.index,
+            "index": self.target.name,
             "topic": self.topic,
             "partition": self.partition,
             "offset": self.offset,
@@ -173,7 +174,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
     # No two rows of a batch have the same id (`DuplicateIdCheck`), except rows of one key with different versions.
     has_own_id = (
         document_id is not None
-        and options.version_from is None
+        and options.version is not VersionSource.COLUMN
         and (not rejected_before or options.document_id is DocumentIdKind.RECORD)
     )
     return DeadLetter(
@@ -184,7 +185,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         reason,
         original,
         document,
-        tuple(part for part in (options.stream_name, options.output_id, options.index) if part),
+        options.target,
         _row_id(batch, row, options),
         task=0 if has_own_id else options.task,
         document_id=None if rejected_before else document_id,
@@ -282,10 +283,10 @@ class DeadLetterWriter:
         options: IndexingOptions,
         originals: OriginalRecords | None,
     ) -> None:
-        """``sender`` writes to the dead-letter index."""
         self._transport = transport
         self._sender = sender
         self._options = options
+        self._target = options.target
         self._originals = originals
         self._held: list[DeadLetter] = []
         self._ordinals: dict[str, int] = {}
@@ -349,7 +350,7 @@ class DeadLetterWriter:
 
     def _refused(self, reason: Reason) -> DeadLettersRefusedError:
         return DeadLettersRefusedError(
-            f"A dead letter was refused by index {self._options.dead_letter_index!r}: {reason}.",
+            f"A dead letter was refused by index {self._target.dead_letter_index!r}: {reason}.",
             remedy="Let headrace create that index, or give it the mapping that it would have created. "
             "The next run of the batch DAG tries the batch again.",
         )
@@ -370,14 +371,14 @@ class DeadLetterWriter:
         """
         if self._index_ensured:
             return None
-        name = self._options.dead_letter_index
-        retry_budget = self._sender.retry_budget()
-        own = {self._options.index}
+        name = self._target.dead_letter_index
+        retry_budget = self._sender.retry_budget(self._target.letters)
+        own = {self._target.name}
         try:
             there = single_index(name, describe_indices(self._transport, retry_budget, name))
             if there is not None and there.name != name:
                 # The output's index may be an alias, too.
-                own.update(describe_indices(self._transport, retry_budget, self._options.index) or ())
+                own.update(describe_indices(self._transport, retry_budget, self._target.name) or ())
         except UnsuitableTargetError as error:
             raise self._not_unique(error.what) from error
         except ElasticsearchRefusedError:
@@ -388,13 +389,13 @@ class DeadLetterWriter:
                 f"Dead letters cannot be written: {name!r} is an alias of {there.name!r}, the output's own index.",
                 remedy="Name another dead_letter_index in the output.",
             )
-        known = self._options.known_letters_index
+        known = self._target.known_letters_index
         if known is not None and (there is None or there.name == name):
             raise DeadLettersRefusedError(
                 f"Dead letters cannot be written: {name!r} is {'gone' if there is None else 'an index'} now. It was an "
                 f"alias of {known!r} when earlier letters were written.",
                 remedy=f"Make it an alias of {known!r} again. If the change is meant, accept it: `headrace aliases "
-                f"accept {self._options.stream_name} {self._options.output_id}`.",
+                f"accept {self._target.owner.stream_name} {self._target.owner.output_id}`.",
             )
         if there is None:
             body = json.dumps({"mappings": MAPPINGS}).encode()
@@ -422,7 +423,9 @@ def _prepared(letters: Sequence[DeadLetter], options: IndexingOptions) -> Prepar
         b'{"index":{"_id":%s}}\n%s\n' % (json.dumps(letter.id).encode(), letter.to_bytes(options)) for letter in letters
     ]
     source = pa.record_batch([pa.array([letter.id for letter in letters], pa.large_string())], names=["id"])
-    return PreparedRows(source, np.arange(len(letters)), source.column(0), None, pa.array(lines, pa.large_binary()))
+    documents = pa.array(lines, pa.large_binary())
+    ids, target = source.column(0), options.target.letters
+    return PreparedRows(source, np.arange(len(letters)), ids, None, documents, target=target)
 
 
 def _example(letter: DeadLetter) -> str:

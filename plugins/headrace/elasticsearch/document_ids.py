@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.blocks import TopicPartition
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
+from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, VersionSource
 from headrace.elasticsearch.verdicts import Reason
 
 MAX_ID_BYTES = 512
@@ -51,13 +52,13 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
         _reject_unusable_ids(ids, options, rejected)
         return Identities(ids, None, rejected)
     if options.document_id is DocumentIdKind.KEY:
-        if options.version_from is None:
+        if options.version is VersionSource.OFFSET:
             _refuse_restarted_offsets(batch, options)
         ids = _text(batch.column(columns.KEY), rejected)
     else:
         ids = _column_values(batch, options, rejected)
     _reject_unusable_ids(ids, options, rejected)
-    versions = _versions(batch, options, rejected) if options.versioned else None
+    versions = None if options.version is None else _versions(batch, options, rejected)
     return Identities(ids, versions, rejected)
 
 
@@ -79,6 +80,13 @@ def record_ids(batch: pa.RecordBatch) -> Any:
         return ids
     with_incarnation = _joined(ids, _cast(incarnation, pa.large_string()))
     return pc.if_else(pc.greater(incarnation, 1), with_incarnation, ids)
+
+
+def record_id(partition: TopicPartition, offset: int) -> str:
+    """The id that `record_ids` gives to one record."""
+    values = [[partition.topic], [partition.partition], [offset], [partition.incarnation]]
+    names = [*columns.COORDINATES, columns.INCARNATION]
+    return str(record_ids(pa.record_batch([pa.array(value) for value in values], names=names))[0])
 
 
 def row_parts(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
@@ -113,7 +121,7 @@ def _refuse_restarted_offsets(batch: pa.RecordBatch, options: IndexingOptions) -
     incarnation = incarnations(batch)
     if incarnation is not None and pc.max(incarnation).as_py() > 1:
         raise UnsuitableRowsError(
-            f"A topic of index {options.index!r} was deleted and created again, so its offsets started again: as "
+            f"A topic of index {options.target.name!r} was deleted and created again, so its offsets started again: as "
             "versions they would let older documents replace newer ones.",
             remedy="Name a column that only grows with version_from, or index into a new index.",
         )
@@ -173,9 +181,9 @@ def _reject_unusable_ids(ids: Any, options: IndexingOptions, rejected: dict[int,
 
 
 def _versions(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
-    if options.versioned_by_batch:
+    if options.version is VersionSource.BATCH_TIME:
         return pa.array([options.batch_time_ms] * batch.num_rows, pa.int64())
-    name = options.version_from or columns.OFFSET
+    name = columns.OFFSET if options.version is VersionSource.OFFSET else columns.VERSION
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         column = _cast(_cast(column, pa.timestamp("us")), pa.int64())

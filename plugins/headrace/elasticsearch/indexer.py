@@ -29,9 +29,10 @@ from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.dead_letters import DeadLetterWriter, OriginalRecords
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, Identities, identify
 from headrace.elasticsearch.errors import DuplicateIdsError
-from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
+from headrace.elasticsearch.open_target import OpenTarget
+from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, VersionSource
 from headrace.elasticsearch.transport import Transport
-from headrace.elasticsearch.verdicts import Reason, usual_of_processors
+from headrace.elasticsearch.verdicts import Reason, refusal, usual_of_processors
 
 MAX_REQUESTS_WITHOUT_PASSING = 16
 """The number of requests that may end with documents in doubt and none that passed; one more fails the task."""
@@ -56,16 +57,14 @@ class Indexer:
         self._options = options
         self._cancelled = threading.Event()
         clock = clock or SystemClock()
-        self._sender = BulkSender(transport, options.index, options, clock=clock, cancelled=self._cancelled)
-        to_dead_letters = BulkSender(
-            transport, options.dead_letter_index, options, clock=clock, cancelled=self._cancelled
-        )
-        self._dead_letter_writer = DeadLetterWriter(transport, to_dead_letters, options, originals)
+        self._sender = BulkSender(transport, options, clock=clock, cancelled=self._cancelled)
+        self._dead_letter_writer = DeadLetterWriter(transport, self._sender, options, originals)
         self._counts = IndexingCounts()
         self._duplicates = DuplicateIdCheck(options, seed)
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
-        # Requests with documents that were refused for a reason that may be the index's, while no document has passed.
-        self._doubtful: list[tuple[PreparedRows, SentRequest]] = []
+        # Requests with documents that were refused for a reason that may be the index's, by the name of their target,
+        # while no document has passed there.
+        self._doubtful: dict[str, list[tuple[PreparedRows, SentRequest]]] = {}
 
     def index(self, batches: Iterable[pa.RecordBatch]) -> IndexingCounts:
         """Index all rows. Returns the counts when every row has its outcome and the dead letters are written.
@@ -81,7 +80,7 @@ class Indexer:
                     self._index_batch(batch, pool)
                 while self._in_flight:
                     self._collect()
-                self._settle_doubtful()
+                self._settle_doubtful(self._doubtful)
                 self._dead_letter_writer.flush(self._counts)
             except BaseException:
                 # Ends the threads that wait to retry; the pool's exit waits for them.
@@ -120,32 +119,38 @@ class Indexer:
             self._counts.add(sent.counts)
             self._reject(prepared, sent.rejected)
             if sent.doubtful:
-                self._doubtful.append((prepared, sent))
-        if self._sender.passed or len(self._doubtful) > MAX_REQUESTS_WITHOUT_PASSING:
-            self._settle_doubtful()
+                self._doubtful.setdefault(sent.opened.target.name, []).append((prepared, sent))
+        self._settle_doubtful(
+            name
+            for name, requests in self._doubtful.items()
+            if requests[0][1].opened.passed or len(requests) > MAX_REQUESTS_WITHOUT_PASSING
+        )
 
     def _reject(self, prepared: PreparedRows, lines: Iterable[tuple[int, Reason]]) -> None:
         rejected = [(prepared.row(line), reason) for line, reason in lines]
         self._dead_letter_writer.take(prepared.source, rejected, self._counts)
 
-    def _settle_doubtful(self) -> None:
-        """Make dead letters of the documents in doubt if others have passed; else raise ElasticsearchRefusedError."""
-        doubts = [(prepared, *doubt) for prepared, sent in self._doubtful for doubt in sent.doubtful]
-        if doubts and not self._sender.passed and not self._are_documents_at_fault([reason for *_, reason in doubts]):
-            prepared, line, status, reason = doubts[0]
-            raise self._sender.refused(
-                status, reason, f"all {len(doubts)} documents that were sent, such as {prepared.describe(line)},"
-            )
-        for prepared, sent in self._doubtful:
-            self._reject(prepared, [(line, reason) for line, _, reason in sent.doubtful])
-        self._doubtful = []
+    def _settle_doubtful(self, names: Iterable[str]) -> None:
+        """Make dead letters of the documents in doubt if others of their target have passed; else raise
+        ElasticsearchRefusedError."""
+        for name in list(names):
+            requests = self._doubtful.pop(name)
+            opened = requests[0][1].opened
+            doubts = [(prepared, *doubt) for prepared, sent in requests for doubt in sent.doubtful]
+            reasons = [reason for *_, reason in doubts]
+            if not opened.passed and not self._are_documents_at_fault(opened, reasons):
+                prepared, line, status, reason = doubts[0]
+                documents = f"all {len(doubts)} documents that were sent, such as {prepared.describe(line)},"
+                raise refusal(status, reason, name, documents)
+            for prepared, sent in requests:
+                self._reject(prepared, [(line, reason) for line, _, reason in sent.doubtful])
 
-    def _are_documents_at_fault(self, reasons: list[Reason]) -> bool:
+    def _are_documents_at_fault(self, opened: OpenTarget, reasons: list[Reason]) -> bool:
         """Whether the documents in doubt are at fault, not the index: they are few, and the index has taken others."""
         return (
             len(reasons) <= MAX_OFFENDERS
             and all(map(usual_of_processors, reasons))
-            and self._sender.holds_documents(self._sender.retry_budget())
+            and opened.holds_documents(self._sender.retry_budget(opened.target))
         )
 
 
@@ -216,7 +221,7 @@ class DuplicateIdCheck:
         duplicates = counted.filter(pc.greater(counted.column("count_all"), 1))
         if duplicates.num_rows:
             raise duplicate_ids_error(
-                self._options.index, self._options.document_id, duplicates.column("id").to_pylist()
+                self._options.target.name, self._options.document_id, duplicates.column("id").to_pylist()
             )
 
 
@@ -236,10 +241,10 @@ def compared_rows(
 
 
 def _distinguishing(batch: pa.RecordBatch, identities: Identities, options: IndexingOptions) -> list[Any]:
-    if options.document_id is DocumentIdKind.RECORD or identities.versions is None or options.versioned_by_batch:
+    if options.document_id is DocumentIdKind.RECORD or options.version in (None, VersionSource.BATCH_TIME):
         return []
     numbers = [identities.versions]
-    if options.version_from is not None and all(name in batch.schema.names for name in columns.COORDINATES):
+    if options.version is VersionSource.COLUMN and all(name in batch.schema.names for name in columns.COORDINATES):
         # Two records may have the same version; two rows of one record may not have the same key.
         numbers += [batch.column(columns.PARTITION), batch.column(columns.OFFSET), _topic_numbers(batch)]
         if columns.INCARNATION in batch.schema.names:

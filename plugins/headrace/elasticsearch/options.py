@@ -11,20 +11,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from headrace.elasticsearch import columns
+from headrace.elasticsearch.target import Target
+
 if TYPE_CHECKING:
     from headrace.stream.inputs import KafkaInput
     from headrace.stream.outputs import ElasticsearchOutput
 
 LOG = "log"
 KAFKA = "kafka"
-
-VERSION = "version"
-"""The name of the prepared column with the values of ``version_from``."""
-
-
-def id_column(number: int) -> str:
-    """The name of a prepared column of ``id_columns``, numbered from 0."""
-    return f"id_{number}"
 
 
 class DocumentIdKind(StrEnum):
@@ -39,6 +34,17 @@ class DocumentIdKind(StrEnum):
     COLUMNS = "columns"
     """The values of ``id_columns``; with several of them, or the batch time, joined by ``+`` (a ``+`` or ``%`` within
     a value is written ``%2B`` or ``%25``)."""
+
+
+class VersionSource(StrEnum):
+    """The source of a document's external version. None: the index counts versions itself."""
+
+    OFFSET = "offset"
+    """The record's offset, of one topic whose keys stay in their partitions."""
+    COLUMN = "column"
+    """A whole number or a time that only grows per id, in the column ``columns.VERSION``."""
+    BATCH_TIME = "batch_time"
+    """Ids recur from batch to batch, and the newest batch's document stays even if an older batch is run again."""
 
 
 class WriteMethod(StrEnum):
@@ -71,22 +77,15 @@ class IndexingOptions:
     """An Airflow connection's id, resolved in each process that writes: the only source of credentials."""
     hosts: tuple[str, ...] = ()
     """Instead of a connection: the nodes' URLs, without credentials."""
-    index: str
-    """One concrete index, or an alias of exactly one that does not roll over. Elasticsearch creates a missing one."""
-    dead_letter_index: str
+    target: Target
     document_id: DocumentIdKind = DocumentIdKind.RECORD
     id_columns: tuple[str, ...] = ()
     """The columns of column ids; with record ids the columns that distinguish the rows of one record."""
     id_batch_time: bool = False
-    """Whether each column id ends with the batch time: for aggregates, which have one row per group and batch. If not,
-    the batch time is the document's version, unless ``version_from`` names another."""
-    version_from: str | None = None
-    """The column of the external version: a whole number or a time that only grows per id."""
-    write_method: WriteMethod | None = None
-    """By default "create", but "index" for column ids with neither batch time nor version: there a record with an
-    existing id is an update, not a repetition."""
-    tombstones: TombstonePolicy | None = None
-    """By default "delete" for key ids, "dead_letter" for the others."""
+    """Whether each column id ends with the batch time: for aggregates, which have one row per group and batch."""
+    version: VersionSource | None = None
+    write_method: WriteMethod = WriteMethod.CREATE
+    tombstones: TombstonePolicy = TombstonePolicy.DEAD_LETTER
 
     bulk_bytes: int = 5 * 1024 * 1024
     """The largest size of a request in bytes; a larger single document is a request of its own."""
@@ -101,11 +100,7 @@ class IndexingOptions:
     refresh: bool = False
     """Whether to refresh the index once, after all tasks."""
 
-    stream_name: str = ""
-    output_id: str = ""
-    replay: str = ""
-    """The name of a replay, "" for the stream's own output."""
-    batch_time_ms: int | None = None
+    batch_time_ms: int
     attempt: int | None = None
     """The number of the attempt at the batch, for dead letters."""
     task: int = 0
@@ -116,15 +111,6 @@ class IndexingOptions:
     withdraw_letters: bool = False
     """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch wrote and this
     one did not: their rows are not dead letters any more."""
-    known_indices: tuple[tuple[str, str | None], ...] = ()
-    """The concrete indices, by name and UUID, that the name may stand for: those of the output's earlier batches. None
-    are known of an output without earlier batches there, which may create its index."""
-    known_letters_index: str | None = None
-    """The concrete index to which letters of earlier batches were written, if ``dead_letter_index`` is an alias."""
-    through_alias: bool = False
-    """Whether the name is an alias, so that the server must refuse to create an index of this name."""
-    first_alone: bool = False
-    """Whether a task sends a document alone first, to see where it goes."""
     report: str = ""
     """The URI to which the counts of all tasks are written as JSON when they have succeeded; the sink needs it."""
     manifests: tuple[tuple[str, str], ...] = ()
@@ -137,33 +123,32 @@ class IndexingOptions:
     def of(
         cls,
         output: ElasticsearchOutput,
+        target: Target,
         *,
-        stream_name: str,
-        batch_time_ms: int | None,
+        batch_time_ms: int,
         attempt: int | None = None,
         report: str = "",
         manifests: Sequence[tuple[str, str]] = (),
         inputs: Sequence[KafkaInput] = (),
         written_before: bool = False,
         withdraw_letters: bool = False,
-        known_indices: Sequence[tuple[str, str | None]] = (),
-        known_letters_index: str | None = None,
-        replay: str = "",
     ) -> Self:
-        """The options for writing rows of ``headrace.spark.outputs.documents.prepare_documents`` to an output."""
+        """The options for writing rows of ``headrace.spark.outputs.documents.prepare_documents`` to an output's target.
+
+        The output decides how documents of its ids are written; the options only say what it has decided.
+        """
         ids = output.document_ids
         in_kafka = any(place == KAFKA for place, _ in manifests)
         return cls(
             connection=output.connection,
             hosts=output.hosts,
-            index=output.index,
-            dead_letter_index=output.dead_letters,
+            target=target,
             document_id=DocumentIdKind(ids.kind),
-            id_columns=tuple(id_column(number) for number in range(len(id_sources(output)))),
-            id_batch_time=ids.kind == "columns" and ids.with_batch_time,
-            version_from=VERSION if ids.kind == "key" and ids.version_from else None,
-            write_method=None if output.write_method is None else WriteMethod(output.write_method),
-            tombstones=None if output.tombstones is None else TombstonePolicy(output.tombstones),
+            id_columns=tuple(map(columns.id_column, range(len(ids.id_columns)))),
+            id_batch_time=ids.has_batch_time,
+            version=None if output.version is None else VersionSource(output.version),
+            write_method=WriteMethod(output.write_action),
+            tombstones=TombstonePolicy(output.tombstone_action),
             bulk_bytes=output.bulk_bytes,
             bulk_actions=output.bulk_actions,
             requests_in_flight=output.requests_in_flight,
@@ -171,15 +156,10 @@ class IndexingOptions:
             request_timeout_seconds=output.request_timeout_seconds,
             error_kinds=dict(output.error_kinds),
             refresh=output.refresh,
-            stream_name=stream_name,
-            output_id=output.step,
             batch_time_ms=batch_time_ms,
             attempt=attempt,
             written_before=written_before,
             withdraw_letters=withdraw_letters and attempt is not None,
-            known_indices=tuple(known_indices),
-            known_letters_index=known_letters_index,
-            replay=replay,
             report=report,
             manifests=tuple(manifests),
             inputs=tuple(source.model_dump(mode="json") for source in inputs) if in_kafka else (),
@@ -199,47 +179,11 @@ class IndexingOptions:
         )
 
     @property
-    def versioned(self) -> bool:
-        """Whether documents carry an external version."""
-        return self.version_from is not None or self.document_id is DocumentIdKind.KEY or self.versioned_by_batch
-
-    @property
-    def versioned_by_batch(self) -> bool:
-        """Whether the batch time is the version. Then ids recur from batch to batch, and the newest batch's document
-        stays even if an older batch is run again later."""
-        return self._ids_recur and self.batch_time_ms is not None
-
-    @property
     def ids_imply_source(self) -> bool:
         """Whether an id and version belong to exactly one source position, or to one group of one batch."""
-        return self.version_from is None and not self._ids_recur
-
-    @property
-    def method(self) -> WriteMethod:
-        """``write_method`` or its default."""
-        return self.write_method or (WriteMethod.INDEX if self._ids_recur else WriteMethod.CREATE)
-
-    @property
-    def _ids_recur(self) -> bool:
-        """Whether different records may have the same id, and no column determines which of them is newer."""
-        return self.document_id is DocumentIdKind.COLUMNS and not self.id_batch_time and self.version_from is None
-
-    @property
-    def tombstone_policy(self) -> TombstonePolicy:
-        """``tombstones`` or its default."""
-        if self.tombstones is not None:
-            return self.tombstones
-        return TombstonePolicy.DELETE if self.document_id is DocumentIdKind.KEY else TombstonePolicy.DEAD_LETTER
+        return self.version in (None, VersionSource.OFFSET)
 
     @property
     def deletes(self) -> bool:
         """Whether rows without a document delete the document of their key."""
-        return self.tombstone_policy is TombstonePolicy.DELETE
-
-
-def id_sources(output: ElasticsearchOutput) -> tuple[str, ...]:
-    """The transform's columns whose values become the option ``id_columns``."""
-    ids = output.document_ids
-    if ids.kind == "record":
-        return ids.rows
-    return ids.columns if ids.kind == "columns" else ()
+        return self.tombstones is TombstonePolicy.DELETE

@@ -20,22 +20,20 @@ fails as a whole is asked for in halves.
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import json
-import math
-import re
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
 from headrace.elasticsearch.bulk_bodies import PreparedRows
 from headrace.elasticsearch.counts import EXAMPLES, HeldVersion, IndexingCounts
 from headrace.elasticsearch.error_kinds import ErrorKind, is_size
+from headrace.elasticsearch.open_target import OpenTarget
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget, request_with_retries
+from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
+from headrace.elasticsearch.stored_source import UNPARSED
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport, error_of
 from headrace.elasticsearch.verdicts import Reason, current_version, kind_of_unread, refusal
 
@@ -52,17 +50,15 @@ class VersionConflicts:
     def __init__(
         self,
         transport: Transport,
-        index: str,
         options: IndexingOptions,
         counts: IndexingCounts,
-        stored: StoredSource | None = None,
+        opened: Callable[[Target], OpenTarget],
     ) -> None:
-        """``counts`` is updated by each conflict. ``stored`` is the index's."""
+        """``counts`` is updated by each conflict. ``opened`` gives what is known of a line's target."""
         self._transport = transport
-        self._index = index
         self._options = options
         self._counts = counts
-        self._stored = stored or StoredSource(transport, index)
+        self._opened = opened
         # The lines to settle, each with whether an earlier try of this request may have written its document.
         self._undecided: dict[int, bool] = {}
         self._gone: list[int] = []
@@ -114,7 +110,8 @@ class VersionConflicts:
         """Elasticsearch's answers about these lines' documents; None if one of them makes the whole answer fail."""
         # No filter_path: with it Elasticsearch would write the documents again instead of copying them, and fail for
         # one that is nested too deep.
-        path = f"/{quote(self._index, safe='')}/_mget"
+        index = prepared.target(lines[0]).name
+        path = f"/{quote(index, safe='')}/_mget"
         body = json.dumps({"ids": [prepared.id(line) for line in lines]}).encode()
         while (response := self._answer(path, body, retry_budget)) is None:
             pass
@@ -126,14 +123,14 @@ class VersionConflicts:
             raise refusal(
                 None,
                 Reason("wrong_answer", f"an answer about {len(documents)} documents, not about those asked for"),
-                self._index,
+                index,
                 f"to show {len(lines)} documents",
             )
         if response.status == _SERVER_ERROR or _by_size(response) or response.body.startswith(_ANSWER):
             if len(lines) > 1:
                 return None
             return [_unread(response)]
-        raise refusal(response.status, Reason(*response.error()), self._index)
+        raise refusal(response.status, Reason(*response.error()), index)
 
     def _answer(self, path: str, body: bytes, retry_budget: RetryBudget) -> Response | None:
         try:
@@ -175,7 +172,8 @@ class VersionConflicts:
             return False
         if kind is not ErrorKind.DOCUMENT:
             # No statement about the document: it may be another record's, and this record in no index.
-            raise refusal(None, reason, self._index, f"to show {prepared.describe(line)}, which exists,")
+            index = prepared.target(line).name
+            raise refusal(None, reason, index, f"to show {prepared.describe(line)}, which exists,")
         self._counts.uncompared += 1
         return True
 
@@ -183,12 +181,13 @@ class VersionConflicts:
         counts, options = self._counts, self._options
         sent, document = prepared.version(line), prepared.document(line)
         if not there["found"]:
-            self._count_absent(line, versioned=sent is not None, deletes=document is None)
+            self._count_absent(line, versioned=sent is not None, deletes=prepared.deletes(line))
             return
         if sent is not None and there.get("_version") != sent:
             self._supersede(prepared, line, there.get("_version"))
             return
-        same = document is not None and self._stored.same(document, there, retry_budget)
+        stored = self._opened(prepared.target(line)).stored
+        same = document is not None and stored.same(document, there, retry_budget)
         if same:
             counts.repeated += 1
         elif same is None:
@@ -239,116 +238,3 @@ def _unread(response: Response) -> dict[str, Any]:
         kind, reason = response.error()
         return {"error": {"type": kind, "reason": reason}}
     return {**json.loads(head + b"}]}")["docs"][0], UNPARSED: source}
-
-
-_MAPPING = (
-    "*.mappings._source,*.settings.index.mode,*.settings.index.mapping.source.mode,*.settings.index.derived_source,"
-    "*.settings.index.provided_name"
-)
-UNPARSED = "unparsed"
-"""Instead of ``_source`` in an answer that cannot be parsed: the answer's bytes from the document on."""
-# Their default is synthetic: Elasticsearch makes the document again from the fields' values, as OpenSearch does with
-# derived_source.
-_SYNTHETIC_MODES = ("logsdb", "time_series")
-
-
-class StoredSource:
-    """The documents of one index, as its mapping keeps them. The mapping is asked for when it matters, once."""
-
-    def __init__(self, transport: Transport, index: str) -> None:
-        self._transport = transport
-        self._index = index
-        self._kept: _KeptFields | None = None
-
-    def same(self, document: bytes, there: dict[str, Any], retry_budget: RetryBudget) -> bool | None:
-        """Whether the index's document is this one. None if it cannot be known by what the index keeps of it.
-
-        ``there`` is Elasticsearch's answer about the document. Values are compared as JSON: neither 1.0 nor true is 1.
-        Raises the errors of ``request_with_retries``, and ElasticsearchRefusedError.
-        """
-        if UNPARSED in there:
-            # Elasticsearch keeps a document's bytes as they were sent, unless it leaves out fields.
-            return True if there[UNPARSED].startswith(document) else None
-        if "_source" not in there:
-            return None
-        try:
-            sent, held = json.loads(document), there["_source"]
-            if _text(sent) == _text(held):
-                return True
-            if self._kept is None:
-                self._kept = self._ask(retry_budget)
-            return self._kept.same(sent, held)
-        except (ValueError, RecursionError):
-            return None
-
-    def _ask(self, retry_budget: RetryBudget) -> _KeptFields:
-        path = f"/{quote(self._index, safe='')}?filter_path={_MAPPING}"
-        response = request_with_retries(self._transport, retry_budget, "GET", path)
-        parsed = response.json()
-        if response.status != 200 or not isinstance(parsed, dict) or not parsed:
-            raise refusal(response.status, Reason(*response.error()), self._index)
-        (described,) = list(parsed.values())[:1]
-        return _KeptFields.of(described)
-
-
-@dataclass(frozen=True, slots=True)
-class _KeptFields:
-    """The fields that ``_source`` keeps."""
-
-    comparable: bool
-    included: re.Pattern[str] | None
-    excluded: re.Pattern[str] | None
-
-    @classmethod
-    def of(cls, described: dict[str, Any]) -> _KeptFields:
-        """``described``: Elasticsearch's description of the index."""
-        source = described.get("mappings", {}).get("_source", {})
-        settings = described.get("settings", {}).get("index", {})
-        mode = settings.get("mapping", {}).get("source", {}).get("mode") or source.get("mode")
-        derived = str(settings.get("derived_source", {}).get("enabled")).lower() == "true"
-        if mode is None and (settings.get("mode") in _SYNTHETIC_MODES or derived):
-            mode = "synthetic"
-        return cls(mode in (None, "stored"), _paths(source.get("includes")), _paths(source.get("excludes")))
-
-    def same(self, sent: Any, held: Any) -> bool | None:
-        """Whether the fields that are kept are equal, of documents that differ as a whole."""
-        if not self.comparable:
-            return None
-        if self.included is None and self.excluded is None:
-            return False
-        return sorted(filter(self._keeps, _leaves(sent))) == sorted(_leaves(held))
-
-    def _keeps(self, leaf: tuple[str, str]) -> bool:
-        path, _ = leaf
-        return (self.included is None or self.included.fullmatch(path) is not None) and (
-            self.excluded is None or self.excluded.fullmatch(path) is None
-        )
-
-
-def _paths(patterns: str | Sequence[str] | None) -> re.Pattern[str] | None:
-    """What matches the paths of these fields and of all fields below them; ``*`` stands for any characters."""
-    if not patterns:
-        return None
-    # fnmatch's expressions do not go back over many stars, as plain ones do.
-    plain = (
-        "*".join(map(glob.escape, one.split("*"))) for one in ([patterns] if isinstance(patterns, str) else patterns)
-    )
-    return re.compile("|".join(fnmatch.translate(f"{one}{below}") for one in plain for below in ("", ".*")))
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, value as JSON) of all values but objects and arrays: a left-out field may leave an empty one behind."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _leaves(part, path)
-    else:
-        # Elasticsearch writes a number beyond a double's range as this text, when it writes a document again.
-        beyond = isinstance(value, float) and math.isinf(value)
-        yield path, _text(f"{value:g}".replace("inf", "Infinity") if beyond else value)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

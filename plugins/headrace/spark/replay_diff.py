@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.clock import time_text
 from headrace.elasticsearch import columns
-from headrace.elasticsearch.options import IndexingOptions, WriteMethod
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.spark.outputs.documents import prepare_documents
@@ -222,7 +223,8 @@ def _unread(
 def _keep(read: ReadOutput, folder: Path) -> int:
     """Add the output's documents of a batch to the folder. Returns how many rows would be dead letters."""
     output, attempt = cast("ElasticsearchOutput", read.plan.output), read.attempt
-    options = IndexingOptions.of(output, stream_name=attempt.stream.name, batch_time_ms=attempt.batch_time_ms)
+    target = Target.of(output, attempt.stream.name)
+    options = IndexingOptions.of(output, target, batch_time_ms=attempt.batch_time_ms)
     frame = read.frame()
     prepared = prepare_documents(frame, output, incarnations=read.incarnations(frame))
     columns.check_columns(prepared.columns, options)
@@ -347,8 +349,7 @@ def _held(rows: DataFrame, output: ElasticsearchOutput) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     # The highest version. Of the same version the first is kept if documents are created, else the last.
-    method = IndexingOptions.of(output, stream_name="", batch_time_ms=0).method
-    sign = -1 if method is WriteMethod.CREATE else 1
+    sign = -1 if output.write_action == "create" else 1
     order = F.struct(F.coalesce("version", F.lit(0)), sign * F.col("batch_time_ms"), sign * F.col("row"))
     newest = F.max_by(F.struct("document"), order).alias("held")
     held = rows.where("id IS NOT NULL").groupBy("id").agg(newest).select("id", "held.document")

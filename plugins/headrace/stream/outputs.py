@@ -80,9 +80,34 @@ def check_host(host: str) -> str:
 
 
 Tombstones = Literal["delete", "ignore", "dead_letter"]
+WriteMethod = Literal["create", "index"]
 
 
-class RecordIds(Part):
+class _Ids(Part):
+    """What the rest asks of a rule for ids, of whichever kind."""
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """The columns of the rows whose values are in an id, apart from the record's own coordinates and key."""
+        return ()
+
+    @property
+    def version_column(self) -> str | None:
+        """The column with the version of a document; None if no column of the user's has it."""
+        return None
+
+    @property
+    def has_batch_time(self) -> bool:
+        """Whether an id ends with the batch time."""
+        return False
+
+    @property
+    def recur(self) -> bool:
+        """Whether different records may have the same id, and no column says which of them is newer."""
+        return False
+
+
+class RecordIds(_Ids):
     """``topic+partition+offset``, Kafka Connect's form, with ``+incarnation`` from the topic's second incarnation on.
 
     ``rows`` names the columns that distinguish the rows of one record, if a transform makes several rows of it: the
@@ -93,8 +118,12 @@ class RecordIds(Part):
     kind: Literal["record"] = "record"
     rows: Texts = ()
 
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return self.rows
 
-class KeyIds(Part):
+
+class KeyIds(_Ids):
     """The record's key: one document per key. A version keeps an older value from replacing a newer one.
 
     The version is the offset, or the column ``version_from``, which must grow with every change of a key: an
@@ -104,8 +133,12 @@ class KeyIds(Part):
     kind: Literal["key"] = "key"
     version_from: str | None = None
 
+    @property
+    def version_column(self) -> str | None:
+        return self.version_from
 
-class ColumnIds(Part):
+
+class ColumnIds(_Ids):
     """The values of named columns, joined by ``+``; with the batch time for the results of an aggregate.
 
     Without the batch time, a document is that of the newest batch with its id. The batch time is then its version, so
@@ -115,6 +148,18 @@ class ColumnIds(Part):
     kind: Literal["columns"] = "columns"
     columns: tuple[str, ...] = Field(min_length=1)
     with_batch_time: bool = True
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return self.columns
+
+    @property
+    def has_batch_time(self) -> bool:
+        return self.with_batch_time
+
+    @property
+    def recur(self) -> bool:
+        return not self.with_batch_time
 
 
 DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kind")]
@@ -262,7 +307,7 @@ class ElasticsearchOutput(OutputDefinition):
     tombstones: Tombstones | None = Field(
         default=None, description='Records without a value; by default "delete" with key ids, else "dead_letter".'
     )
-    write_method: Literal["create", "index"] | None = Field(
+    write_method: WriteMethod | None = Field(
         default=None,
         description="create keeps an existing document, so that a repeated batch changes nothing; index replaces it, "
         "for example after the transform has changed. By default create; index for ids of columns without the batch "
@@ -304,8 +349,7 @@ class ElasticsearchOutput(OutputDefinition):
         if (self.connection is None) == (not self.hosts):
             raise ValueError("name either connection (an Airflow connection id) or hosts")
         check_dead_letter_index(self.index, self.dead_letter_index)
-        recurring = isinstance(self.document_ids, ColumnIds) and not self.document_ids.with_batch_time
-        if self.write_method == "create" and recurring:
+        if self.write_method == "create" and self.document_ids.recur:
             raise ValueError('write_method "create" would keep the first value of each id forever; use "index"')
         if self.tombstones == "delete" and not isinstance(self.document_ids, KeyIds):
             raise ValueError(
@@ -319,6 +363,21 @@ class ElasticsearchOutput(OutputDefinition):
         if self.tombstones is not None:
             return self.tombstones
         return "delete" if isinstance(self.document_ids, KeyIds) else "dead_letter"
+
+    @property
+    def write_action(self) -> WriteMethod:
+        """What happens to a document whose id and version are already in the index. "index" where ids recur: there a
+        record with an existing id is an update, not a repetition."""
+        return self.write_method or ("index" if self.document_ids.recur else "create")
+
+    @property
+    def version(self) -> Literal["offset", "column", "batch_time"] | None:
+        """What the external version of a document is; None if the index counts versions itself."""
+        if self.document_ids.version_column is not None:
+            return "column"
+        if isinstance(self.document_ids, KeyIds):
+            return "offset"
+        return "batch_time" if self.document_ids.recur else None
 
     @property
     def places(self) -> tuple[OutputPlace, ...]:
@@ -374,10 +433,7 @@ class ElasticsearchOutput(OutputDefinition):
         if stream.transform_of(self) is not None:
             return
         ids = self.document_ids
-        if isinstance(ids, KeyIds):
-            named = [ids.version_from] if ids.version_from else []
-        else:
-            named = list(ids.rows if isinstance(ids, RecordIds) else ids.columns)
+        named = [*ids.id_columns, *([ids.version_column] if ids.version_column else [])]
         missing = [name for name in named if name not in RECORD_COLUMNS]
         if missing:
             yield (
@@ -386,7 +442,7 @@ class ElasticsearchOutput(OutputDefinition):
             )
 
     def reasons_for_order(self) -> Iterator[str]:
-        if isinstance(self.document_ids, ColumnIds) and not self.document_ids.with_batch_time:
+        if self.document_ids.recur:
             yield "replaces documents of earlier batches"
         if self.deletes_by_key:
             yield "deletes documents by key"
@@ -404,7 +460,7 @@ class ElasticsearchOutput(OutputDefinition):
 
     @property
     def versions_by_offset(self) -> bool:
-        return isinstance(self.document_ids, KeyIds) and self.document_ids.version_from is None
+        return self.version == "offset"
 
     @property
     def takes_rows_without_records(self) -> bool:

@@ -20,6 +20,7 @@ from headrace.elasticsearch.dead_letter_index import (
     StoredLetter,
 )
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
 from headrace.stream import ElasticsearchOutput, Stream
@@ -146,7 +147,7 @@ class DeadLettersOf:
         self._timeout_seconds = timeout_seconds or output.request_timeout_seconds
         self._max_retry_seconds = max_retry_seconds
         # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
-        options = IndexingOptions.of(output, stream_name=stream_name, batch_time_ms=0)
+        options = IndexingOptions.of(output, Target.of(output, stream_name), batch_time_ms=0)
         self._options = replace(options, max_retry_seconds=min(options.max_retry_seconds, max_retry_seconds))
 
     def page(self, limit: int) -> DeadLetterPage:
@@ -154,7 +155,7 @@ class DeadLettersOf:
         with self.opened() as kept:
             total = sum(kept.reasons(LetterFilter()).values())
             letters = tuple(map(_letter, kept.find(LetterFilter(), limit)))
-        index = self._options.dead_letter_index
+        index = self._options.target.dead_letter_index
         return DeadLetterPage(output=self.output.id, index=index, total=total, letters=letters)
 
     def plan(self, wanted: LetterFilter, limit: int | None = None) -> ReplayPlan:
@@ -170,14 +171,14 @@ class DeadLettersOf:
         Raises UnsuitableTargetError: the index is not one concrete index any more.
         """
         with self._replaying() as (administration, letters, replaying):
-            administration.concrete_index(self._options.index)
+            administration.concrete_index(self._options.target.name)
             return replaying.replay(letters.find(wanted, limit))
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[DeadLetterIndex]:
         """Open the index of the letters, to find some of them."""
         with self._administration() as administration:
-            yield DeadLetterIndex(administration, self._options)
+            yield DeadLetterIndex(administration, self._options.target)
 
     def _administration(self) -> Administration:
         return Administration.of(
@@ -193,7 +194,7 @@ class DeadLettersOf:
             self._cluster(), connections=1, timeout_seconds=self.output.request_timeout_seconds
         )
         with self._administration() as administration, contextlib.closing(transport):
-            letters = DeadLetterIndex(administration, self._options)
+            letters = DeadLetterIndex(administration, self._options.target)
             yield administration, letters, DeadLetterReplay(transport, self._options, letters, clock=SystemClock())
 
 

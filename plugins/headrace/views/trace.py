@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from headrace.batch.places import written_places
 from headrace.clock import time_text
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
-from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.document_ids import record_id
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_states import is_recorded
@@ -285,8 +287,8 @@ def _outcome(known: OutputTrace, outcome: Outcome, text: str, **looked_up: Any) 
 
 
 def _index(row: BatchOutputRow | None, output: ElasticsearchOutput) -> str:
-    recorded = None if row is None else row.counts.get("index")
-    return output.index if recorded is None else str(recorded)
+    (place,) = written_places(output, {} if row is None else row.counts)
+    return str(place["index"] or place["name"])
 
 
 def _waits(batch: BatchRow, row: BatchOutputRow | None) -> str:
@@ -355,8 +357,7 @@ def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
     if isinstance(ids, KeyIds):
         return _key_id(asked.record)
     partition = position.partition
-    id_ = f"{partition.topic}+{partition.partition}+{position.offset}"
-    id_ += f"+{partition.incarnation}" if partition.incarnation > 1 else ""
+    id_ = record_id(partition, position.offset)
     if not ids.rows:
         return id_, ""
     if asked.document_id is not None and asked.document_id.startswith(f"{id_}~"):
@@ -499,7 +500,7 @@ class DocumentLookup:
 
     def letters(self, position: RecordPosition, index: str) -> tuple[TracedLetter, ...]:
         """The dead letters of the record for this index or the output's, the newest batch first."""
-        options = IndexingOptions.of(self._output, stream_name=self._stream_name, batch_time_ms=None)
+        target = Target.of(self._output, self._stream_name)
         partition = position.partition
         wanted = LetterFilter(
             topic=partition.topic,
@@ -508,7 +509,7 @@ class DocumentLookup:
             until_offset=position.offset,
             replayed=True,
         )
-        letters = DeadLetterIndex(self._administration, options).find(wanted, _MAX_LETTERS, contents=False)
+        letters = DeadLetterIndex(self._administration, target).find(wanted, _MAX_LETTERS, contents=False)
         return tuple(
             TracedLetter(
                 index=self._output.dead_letters,

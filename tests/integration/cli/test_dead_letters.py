@@ -15,6 +15,7 @@ from tests.integration.dead_letter_shop import BATCHES, N_IS_A_LONG, Shop
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, DeadLetterReplay
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.stream import KeyIds
 
 
@@ -230,8 +231,10 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
     (output,) = shop.stream.outputs
 
     def letters(**given: Any) -> DeadLetterIndex:
-        options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=BATCHES[0], **given)
-        return DeadLetterIndex(Administration.of(shop.cluster, timeout_seconds=30, max_retry_seconds=10), options)
+        options = IndexingOptions.of(output, Target.of(output, "shop"), batch_time_ms=BATCHES[0], **given)
+        return DeadLetterIndex(
+            Administration.of(shop.cluster, timeout_seconds=30, max_retry_seconds=10), options.target
+        )
 
     assert letters().withdraw(BATCHES[0], 9) == 0, "letters that do not tell their attempt stay"
     for attempt, values in ((1, [b'{"n": "one"}', b"junk", b"other"]), (2, [b"junk"])):

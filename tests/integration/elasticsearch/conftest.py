@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from tests.support.indexing_options import indexing_options
 
 from headrace.clock import SystemClock
-from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.open_target import OpenTarget
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.retry_budget import RetryBudget
+from headrace.elasticsearch.target import ConcreteIndex
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, Response
 
 Rows = Callable[..., pa.RecordBatch]
@@ -35,8 +38,10 @@ class RealIndex:
     def index(self, *batches: pa.RecordBatch, **options: Any) -> IndexingCounts:
         return Indexer(self.transport, self.options(**options)).index(batches)
 
-    def target(self) -> TargetIndex:
-        return TargetIndex(self.transport, self.options(), clock=SystemClock())
+    def concrete(self) -> ConcreteIndex | None:
+        """The index behind the name."""
+        budget = RetryBudget("Asking", max_seconds=30, clock=SystemClock(), cancelled=threading.Event())
+        return OpenTarget(self.transport, self.options().target).concrete(budget)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         response: Response = self.transport.request(method, path, None if body is None else json.dumps(body).encode())

@@ -15,13 +15,10 @@ import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
 from tests.support.indexing_options import indexing_options
 
-from headrace.clock import SystemClock
-from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
-from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target_watch import TargetWatch
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Node
-from headrace.spark.outputs.target_watch import TargetWatch
 
 Step = Callable[["Handler"], None]
 
@@ -281,16 +278,14 @@ def test_a_batch_fails_if_its_dead_letters_may_not_be_written(server: Server, ro
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_missing_privilege_is_reported_before_the_first_row(server: Server, status: int) -> None:
-    options = IndexingOptions(index="clicks", dead_letter_index="clicks-dead-letters")
-    transport = ElasticsearchTransport(Cluster((server.node,)), connections=1, timeout_seconds=5)
+    options = indexing_options(hosts=[str(server.node)])
     server.script = [says(status, "security_exception")]
     with pytest.raises(ElasticsearchRefusedError, match="'clicks' with"):
-        TargetIndex(transport, options, clock=SystemClock()).concrete()
-    transport.close()
+        TargetWatch(options).now()
 
 
 def test_a_server_that_does_not_say_that_it_is_elasticsearch_gets_no_document(server: Server) -> None:
-    options = IndexingOptions(index="clicks", dead_letter_index="clicks-dead-letters", hosts=(str(server.node),))
+    options = indexing_options(hosts=[str(server.node)])
     with pytest.raises(ElasticsearchRefusedError, match="neither Elasticsearch nor OpenSearch"):
         TargetWatch(options).check_before()
     assert [(method, path) for method, path, _ in server.seen] == [("GET", "/")]

@@ -122,7 +122,7 @@ def test_a_replay_after_a_rollover_would_be_two_documents_and_is_refused(real: A
     real.ask("POST", f"/{real.name}/_refresh")
     assert real.ask("GET", f"/{real.name}/_count")["count"] == 2
     with pytest.raises(UnsuitableTargetError, match=r"rolls over|2 indices"):
-        real.target().concrete()
+        real.concrete()
     # Also by the answer to the first document, if the alias came after that question.
     with pytest.raises(ElasticsearchRefusedError, match=r"rolls over|2 indices"):
         real.index(records((0, 1, b"k", {"n": 2})))

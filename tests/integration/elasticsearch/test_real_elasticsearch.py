@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from headrace.clock import SystemClock
-from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
@@ -18,7 +16,7 @@ from headrace.elasticsearch.transport import Response
 
 
 def concrete(real: Any) -> str | None:
-    found = TargetIndex(real.transport, real.options(), clock=SystemClock()).concrete()
+    found = real.concrete()
     return None if found is None else found.name
 
 

@@ -108,25 +108,25 @@ def test_dead_letters_are_listed_and_replayed_once(shop: Shop) -> None:
 
 def test_letters_of_an_earlier_attempt_are_withdrawn(shop: Shop, administration: Administration) -> None:
     from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
-    from headrace.elasticsearch.options import IndexingOptions
+    from headrace.elasticsearch.target import Target
 
     shop.write(b"junk", b"junk", attempt=1)
     shop.write(b"junk", b'{"n": 1}', attempt=2)
     (output,) = shop.stream.outputs
-    options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=BATCHES[0])  # type: ignore[arg-type]
-    assert DeadLetterIndex(administration, options).withdraw(BATCHES[0], 2) == 1
+    target = Target.of(output, "shop")  # type: ignore[arg-type]
+    assert DeadLetterIndex(administration, target).withdraw(BATCHES[0], 2) == 1
     assert shop.listed() == ["clicks+0+0"]
 
 
 def test_more_letters_than_a_page_are_read(shop: Shop, administration: Administration) -> None:
     from headrace.elasticsearch.dead_letter_index import IDS_PAGE, DeadLetterIndex, LetterFilter
-    from headrace.elasticsearch.options import IndexingOptions
+    from headrace.elasticsearch.target import Target
 
     number = 2 * IDS_PAGE + 1
     shop.write(*[b"junk"] * number)
     (output,) = shop.stream.outputs
-    options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=BATCHES[0])  # type: ignore[arg-type]
-    found = [letter.id for letter in DeadLetterIndex(administration, options).find(LetterFilter(), contents=False)]
+    target = Target.of(output, "shop")  # type: ignore[arg-type]
+    found = [letter.id for letter in DeadLetterIndex(administration, target).find(LetterFilter(), contents=False)]
     assert found == [shop.letter(f"clicks+0+{n}") for n in range(number)]
 
 

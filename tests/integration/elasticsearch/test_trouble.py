@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.open_target import OpenTarget
 from headrace.elasticsearch.retry_budget import RetryBudget
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.elasticsearch.verdicts import Reason
@@ -216,7 +218,7 @@ def test_a_conflict_is_judged_when_the_documents_shard_is_there_again(real: Any,
     assert real.index(batch).created == 2
     settings, nowhere = f"/{real.name}/_settings", "index.routing.allocation.require._name"
     counts = IndexingCounts()
-    conflicts = VersionConflicts(real.transport, real.name, real.options(), counts)
+    conflicts = VersionConflicts(real.transport, real.options(), counts, partial(OpenTarget, real.transport))
     prepared = prepare_rows(batch, real.options()).prepared
     assert prepared is not None
     for line in range(2):

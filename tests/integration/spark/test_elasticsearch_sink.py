@@ -26,6 +26,7 @@ from headrace.batch.manifest import Manifest
 from headrace.connections import ConnectionNotFoundError
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.spark.outputs.documents import prepare_documents
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.outputs.elasticsearch_sink import index_blocks, index_rows
@@ -55,7 +56,7 @@ class Index:
         output = self.output(**fields)
         options = IndexingOptions.of(
             output,
-            stream_name="clicks",
+            Target.of(output, "clicks"),
             batch_time_ms=batch_time_ms,
             report=report,
             manifests=[(LOG, manifest)] if manifest else [],
@@ -183,7 +184,7 @@ def test_a_key_that_its_batch_deletes_does_not_come_back_with_an_older_value_of_
         written_log.add(block)
     blocks = LogBlocks.of([Manifest.load(written_log.manifest())], "records")
     output = index.output(document_ids=KeyIds(), requests_in_flight=1, bulk_actions=1000)
-    options = IndexingOptions.of(output, stream_name="clicks", batch_time_ms=AN_HOUR)
+    options = IndexingOptions.of(output, Target.of(output, "clicks"), batch_time_ms=AN_HOUR)
     records = 2 * keys + 1
     numbers = spark.range(0, keys + 1, 1, 1).union(spark.range(keys + 1, records, 1, 1))
     waiting = numbers.mapInArrow(second_task_waits(index, f"key-{keys}"), "id BIGINT")
@@ -303,7 +304,8 @@ def test_no_rows_are_reported_as_none(spark: SparkSession, index: Index, tmp_pat
 def test_options_that_cannot_work_are_refused_before_the_first_row(
     spark: SparkSession, index: Index, fields: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=AN_HOUR)
+    output = index.output()
+    options = IndexingOptions.of(output, Target.of(output, "clicks"), batch_time_ms=AN_HOUR)
     with pytest.raises(error, match=says):
         index_rows(rows(spark, "('a', 1, '{}')"), replace(options, **fields))
 
@@ -333,7 +335,8 @@ def test_blocks_are_indexed_as_the_records_that_spark_would_read(
     documents, letters = index.documents(), index.letters()
     for name in (index.name, f"{index.name}-dead-letters"):
         index.ask("DELETE", f"/{name}")
-    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=AN_HOUR)
+    output = index.output()
+    options = IndexingOptions.of(output, Target.of(output, "clicks"), batch_time_ms=AN_HOUR)
     blocks = LogBlocks.of([Manifest.load(manifest)], "records")
     report = index_blocks(over(spark.range(0, 50, 1, 3)), options, blocks)
     assert (report.counts.rows, report.counts.created, report.counts.dead_lettered) == (50, 40, 10)

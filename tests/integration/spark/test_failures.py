@@ -20,11 +20,12 @@ from pyspark.sql import SparkSession
 
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
+from headrace.elasticsearch.target_watch import TargetWatch
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark.attempts.failures import AttemptFailedError
 from headrace.spark.outputs.elasticsearch_sink import IndexingTask
-from headrace.spark.outputs.target_watch import TargetWatch
 from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, Utf8Decoder
 
 Make = Callable[..., Any]
@@ -259,7 +260,8 @@ def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
 def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: Index, tmp_path: Path) -> None:
     """Elasticsearch makes a deleted index again at the next write, without what it held."""
     report = f"file://{tmp_path}/report.json"
-    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=None, report=report)
+    output = index.output()
+    options = IndexingOptions.of(output, Target.of(output, "clicks"), batch_time_ms=0, report=report)
     columns = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [0, 1], "value": [b"{}"] * 2}
     rows = pa.record_batch(columns)
     index.ask("PUT", f"/{index.name}")
@@ -273,7 +275,9 @@ def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: In
     assert set(index.documents()) == {"t+0+1"}
     watch.check_before()
     list(task.run(iter([rows])))
-    assert watch.check_after() == index.name
+    now = watch.check_after()
+    assert now is not None
+    assert now.name == index.name
     assert set(index.documents()) == {"t+0+0", "t+0+1"}
 
 

@@ -23,6 +23,7 @@ from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.elasticsearch.counts import IndexingReport
 from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.kafka.client import consumer_config
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
@@ -202,7 +203,7 @@ def test_a_batch_from_kafka_is_indexed_by_tasks_that_read_it(
     ):
         options = IndexingOptions.of(
             output,
-            stream_name="clicks",
+            Target.of(output, "clicks"),
             batch_time_ms=BATCH_TIME_MS,
             report=f"file://{tmp_path}/report-{number}.json",
             manifests=[(KAFKA if number else LOG, received.manifest.uri)],
@@ -312,7 +313,7 @@ def test_a_dead_letter_of_a_replayed_batch_has_its_record(
         segment.unlink()
     options = IndexingOptions.of(
         output,
-        stream_name="clicks",
+        Target.of(output, "clicks"),
         batch_time_ms=BATCH_TIME_MS,
         report=f"file://{tmp_path}/report.json",
         manifests=[(KAFKA, received.manifest.uri)],

@@ -291,6 +291,7 @@ def first_message(kafka: str, topic: str) -> bytes | None:
 INDEX = """
 import json, sys
 from pyspark.sql.types import StructType
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.records.record_columns import RECORD_SCHEMA
@@ -305,7 +306,7 @@ df = spark.range(1000).selectExpr(
 df = df.to(StructType([RECORD_SCHEMA[name] for name in df.columns]))
 output = ElasticsearchOutput(connection="secret_es", index=index)
 for attempt in (1, 2):
-    options = IndexingOptions.of(output, stream_name="s", batch_time_ms=None, report=f"{report}-{attempt}.json")
+    options = IndexingOptions.of(output, Target.of(output, "s"), batch_time_ms=0, report=f"{report}-{attempt}.json")
     print(json.dumps(write_documents(df, output, options).counts.to_dict()))
 spark.stop()
 """

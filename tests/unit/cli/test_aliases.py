@@ -16,7 +16,7 @@ from headrace.cli import aliases
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.concrete_index import ConcreteIndex
+from headrace.elasticsearch.target import ConcreteIndex
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, Stream
 from headrace.stream.stream import replayed

@@ -12,7 +12,6 @@ import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
 
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
@@ -20,6 +19,7 @@ from headrace.elasticsearch.errors import (
 )
 from headrace.elasticsearch.retry_budget import RetryBudget
 from headrace.elasticsearch.search_server import ask_server
+from headrace.elasticsearch.target import ConcreteIndex
 from headrace.elasticsearch.transport import NoAnswerError, Response
 from headrace.stream import ElasticsearchOutput
 
@@ -146,17 +146,21 @@ OTHERS = {
 
 @pytest.mark.parametrize("server", OTHERS.values(), ids=OTHERS)
 def test_another_server_is_refused_alike_by_a_write_and_by_every_other_request(
-    administer: Any, clock: Any, make_options: Any, server: tuple[int, Any, str]
+    administer: Any, clock: Any, server: tuple[int, Any, str]
 ) -> None:
     status, said, error_text = server
     who = answer(status, said)
     with pytest.raises(ElasticsearchRefusedError, match=error_text) as by_request:
         ask(administer(Answers(who=who)))
     with pytest.raises(ElasticsearchRefusedError, match=error_text) as by_write:
-        TargetIndex(Answers(who=who), make_options(), clock=clock).check_server("http://fake:9200")
+        ask_server(Answers(who=who), never_again(clock), "http://fake:9200")
     assert str(by_request.value) == str(by_write.value)
     assert "http://fake:9200" in str(by_write.value)
     assert "Elasticsearch 8 or 9, OpenSearch 2 or 3" in str(by_write.value)
+
+
+def never_again(clock: Any) -> RetryBudget:
+    return RetryBudget("Asking", max_seconds=0, clock=clock, cancelled=threading.Event())
 
 
 SUPPORTED_SERVERS = {
@@ -170,8 +174,7 @@ SUPPORTED_SERVERS = {
 
 @pytest.mark.parametrize("name", SUPPORTED_SERVERS)
 def test_a_supported_server_is_recognised_by_its_answer(clock: Any, name: str) -> None:
-    retry_budget = RetryBudget("Asking", max_seconds=0, clock=clock, cancelled=threading.Event())
-    assert str(ask_server(Answers(who=SUPPORTED_SERVERS[name]), retry_budget, "here")) == name
+    assert str(ask_server(Answers(who=SUPPORTED_SERVERS[name]), never_again(clock), "here")) == name
 
 
 @pytest.mark.parametrize("failure", [error(503), error(429), NoAnswerError("reset")], ids=str)
@@ -192,8 +195,8 @@ def test_a_question_about_the_server_that_fails_is_asked_again_and_never_taken_a
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_user_who_may_not_ask_who_the_server_is_can_write(clock: Any, make_options: Any, status: int) -> None:
-    TargetIndex(Answers(who=error(status)), make_options(), clock=clock).check_server("http://fake:9200")
+def test_a_user_who_may_not_ask_who_the_server_is_can_write(clock: Any, status: int) -> None:
+    ask_server(Answers(who=error(status)), never_again(clock), "http://fake:9200")
 
 
 def test_the_server_is_asked_who_it_is_once(administer: Any) -> None:

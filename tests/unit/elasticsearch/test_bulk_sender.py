@@ -28,7 +28,7 @@ Send = Callable[..., SentRequest]
 def send(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Send:
     def send_rows(rows: Any, *, cancelled: threading.Event | None = None, **options: Any) -> SentRequest:
         chosen = make_options(**options)
-        sender = BulkSender(elasticsearch, chosen.index, chosen, clock=clock, cancelled=cancelled or threading.Event())
+        sender = BulkSender(elasticsearch, chosen, clock=clock, cancelled=cancelled or threading.Event())
         prepared = prepare_rows(rows, chosen).prepared
         assert prepared is not None
         return sender.send(prepared, np.arange(len(prepared)))
@@ -304,9 +304,9 @@ def test_a_tombstone_of_an_unknown_key_counts_as_deleted(send: Send, make_rows: 
 def test_another_record_with_the_same_named_version_is_not_counted_as_repeated(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
-    by_column = {**KEY, "version_from": "v"}
-    first = make_rows([{"n": 1}], keys=[b"k"], v=pa.array([7]))
-    other = make_rows([{"n": 2}], keys=[b"k"], v=pa.array([7]))
+    by_column = {**KEY, "version": "version"}
+    first = make_rows([{"n": 1}], keys=[b"k"], version=pa.array([7]))
+    other = make_rows([{"n": 2}], keys=[b"k"], version=pa.array([7]))
     assert send(first, **by_column).counts.created == 1
     assert send(first, **by_column).counts.repeated == 1
     assert send(other, **by_column).counts.superseded == 1
@@ -521,6 +521,6 @@ def test_the_highest_version_that_the_index_holds_is_kept_for_each_partition(
     second = IndexingCounts(held={"t-0": HeldVersion(95, "z"), "t-1": HeldVersion(1, "y")})
     second.add(IndexingCounts.from_dict(json.loads(json.dumps(first.to_dict()))))
     assert second.held == {"t-0": HeldVersion(95, "z"), "t-1": HeldVersion(1, "y")}
-    assert send(make_rows([{"n": 1}], keys=[b"a"], at=pa.array([1])), **KEY, version_from="at").counts.held == {}
+    assert send(make_rows([{"n": 1}], keys=[b"a"], version=pa.array([1])), **KEY, version="version").counts.held == {}
     by_batch = {"document_id": "columns", "id_columns": ["key"], "batch_time_ms": 50}
     assert send(make_rows([{"n": 1}], keys=[b"a"]), **by_batch).counts.held == {"": HeldVersion(70, "a")}

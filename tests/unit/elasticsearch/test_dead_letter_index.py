@@ -95,7 +95,7 @@ class Searches:
 def letters_in(make_options: Any, clock: Any) -> Callable[[Searches], DeadLetterIndex]:
     def index(searches: Searches) -> DeadLetterIndex:
         administration = Administration(searches, "http://fake:9200", max_retry_seconds=1, clock=clock)
-        return DeadLetterIndex(administration, make_options())
+        return DeadLetterIndex(administration, make_options().target)
 
     return index
 

@@ -84,9 +84,9 @@ def test_equal_rows_of_two_tasks_that_were_rejected_before_they_had_an_id_have_a
 
 def test_rows_of_one_key_with_versions_of_their_own_have_a_letter_each(letters: Letters, make_rows: Any) -> None:
     """They differ by their versions alone, and two tasks may have them."""
-    options = {"document_id": "key", "version_from": "v"}
-    older = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], v=pa.array([1]))
-    newer = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], v=pa.array([2]))
+    options = {"document_id": "key", "version": "version"}
+    older = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], version=pa.array([1]))
+    newer = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], version=pa.array([2]))
     letters(older, **options)
     assert len(letters(newer, task=3, **options)) == 2
 

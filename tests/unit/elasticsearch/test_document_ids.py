@@ -81,27 +81,27 @@ def test_offsets_of_a_topic_that_was_created_again_are_refused_as_versions(make_
     rows = make_rows([b"{}"], keys=[b"a"], incarnations=[2])
     with pytest.raises(UnsuitableRowsError, match="version_from"):
         identify(rows, make_options(document_id="key"))
-    named = rows.append_column("v", pa.array([9]))
-    assert identify(named, make_options(document_id="key", version_from="v")).versions.to_pylist() == [9]
+    named = rows.append_column("version", pa.array([9]))
+    assert identify(named, make_options(document_id="key", version="version")).versions.to_pylist() == [9]
 
 
 def test_versions_are_checked(make_options: Any, make_rows: Any) -> None:
-    rows = make_rows([b"{}"] * 3, keys=[b"a"] * 3, v=pa.array([0, None, -1]))
-    rejected = identify(rows, make_options(document_id="key", version_from="v")).rejected
+    rows = make_rows([b"{}"] * 3, keys=[b"a"] * 3, version=pa.array([0, None, -1]))
+    rejected = identify(rows, make_options(document_id="key", version="version")).rejected
     assert {row: reason.type for row, reason in rejected.items()} == {1: "missing_version", 2: "negative_version"}
 
 
 def test_a_time_is_a_version_in_microseconds(make_options: Any, make_rows: Any) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    rows = make_rows([b"{}"], keys=[b"a"], v=pa.array([at], pa.timestamp("ms", "Europe/Berlin")))
-    versions = identify(rows, make_options(document_id="key", version_from="v")).versions
+    rows = make_rows([b"{}"], keys=[b"a"], version=pa.array([at], pa.timestamp("ms", "Europe/Berlin")))
+    versions = identify(rows, make_options(document_id="key", version="version")).versions
     assert versions.to_pylist() == [int(at.timestamp() * 1_000_000)]
 
 
 def test_a_text_column_is_refused_as_version(make_options: Any, make_rows: Any) -> None:
-    rows = make_rows([b"{}"], keys=[b"a"], v=pa.array(["1"]))
-    with pytest.raises(UnsuitableRowsError, match="'v'"):
-        identify(rows, make_options(document_id="key", version_from="v"))
+    rows = make_rows([b"{}"], keys=[b"a"], version=pa.array(["1"]))
+    with pytest.raises(UnsuitableRowsError, match="'version'"):
+        identify(rows, make_options(document_id="key", version="version"))
 
 
 def test_different_values_of_several_columns_give_different_ids(make_options: Any) -> None:
@@ -142,7 +142,7 @@ def test_a_struct_column_is_refused_as_id(make_options: Any) -> None:
 
 
 def test_an_id_that_recurs_from_batch_to_batch_is_versioned_by_them(make_options: Any) -> None:
-    rows = pa.record_batch({"g": ["x", "y"], "v": [3, 4]})
+    rows = pa.record_batch({"g": ["x", "y"]})
     by_columns = {"document_id": "columns", "id_columns": ["g"], "batch_time_ms": 1700000010000}
 
     def versions(**options: Any) -> Any:
@@ -150,5 +150,4 @@ def test_an_id_that_recurs_from_batch_to_batch_is_versioned_by_them(make_options
         return None if found is None else found.to_pylist()
 
     assert versions() == [1_700_000_010_000] * 2
-    assert versions(version_from="v") == [3, 4]
     assert versions(id_batch_time=True) is None

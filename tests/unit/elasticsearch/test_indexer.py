@@ -223,8 +223,8 @@ def test_a_dead_letter_has_the_id_and_version_of_its_document(
 
 
 def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
-    rows = pa.record_batch({"key": [b"a", b"b", b"b"], "v": [1, 1, 2], "value": [b"junk"] * 3})
-    options = {"document_id": "key", "version_from": "v"}
+    rows = pa.record_batch({"key": [b"a", b"b", b"b"], "version": [1, 1, 2], "value": [b"junk"] * 3})
+    options = {"document_id": "key", "version": "version"}
     index(rows, **options, batch_time_ms=1)
     index(rows, **options, batch_time_ms=1)
     assert len(elasticsearch.documents(LETTERS)) == 3
@@ -393,8 +393,8 @@ def check(options: Any, *batches: Any, seed: int = SEED) -> np.ndarray[Any, Any]
         ({"document_id": "key"}, {"offsets": [3, 3], "keys": [b"k", b"k"]}, r"'k'.*version_from"),
         # Of topics of one name in two clusters, or two of one record: without the column it is not known which.
         (
-            {"document_id": "key", "version_from": "v"},
-            {"offsets": [3, 3], "keys": [b"k", b"k"], "v": pa.array([5, 5]), "incarnations": [0, 0]},
+            {"document_id": "key", "version": "version"},
+            {"offsets": [3, 3], "keys": [b"k", b"k"], "version": pa.array([5, 5]), "incarnations": [0, 0]},
             r"'k'.*keep the column incarnation",
         ),
         ({"document_id": "columns", "id_columns": ["g"]}, {"g": ["x", "x"]}, r"'x'.*dropDuplicates"),
@@ -417,15 +417,23 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
         ({"id_columns": ["line"]}, {"offsets": [3, 3], "line": pa.array([7, 8])}),
         # Later values of a key, and records of one time.
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [b"k", b"k"]}),
-        ({"document_id": "key", "version_from": "v"}, {"offsets": [3, 4], "keys": [b"k", b"k"], "v": pa.array([5, 5])}),
+        (
+            {"document_id": "key", "version": "version"},
+            {"offsets": [3, 4], "keys": [b"k", b"k"], "version": pa.array([5, 5])},
+        ),
         # The records of mirrored topics, and of topics of one name in two clusters.
         (
-            {"document_id": "key", "version_from": "v"},
-            {"offsets": [3, 3], "keys": [b"k", b"k"], "v": pa.array([5, 5]), "topic": pa.array(["east.t", "west.t"])},
+            {"document_id": "key", "version": "version"},
+            {
+                "offsets": [3, 3],
+                "keys": [b"k", b"k"],
+                "version": pa.array([5, 5]),
+                "topic": pa.array(["east.t", "west.t"]),
+            },
         ),
         (
-            {"document_id": "key", "version_from": "v"},
-            {"offsets": [3, 3], "keys": [b"k", b"k"], "v": pa.array([5, 5]), "incarnations": [1, 2]},
+            {"document_id": "key", "version": "version"},
+            {"offsets": [3, 3], "keys": [b"k", b"k"], "version": pa.array([5, 5]), "incarnations": [1, 2]},
         ),
         # Dead letters without an id.
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [None, None]}),
@@ -441,9 +449,9 @@ def test_rows_of_one_id_with_different_versions_are_allowed(
 def test_two_rows_of_one_record_with_one_key_are_refused_whatever_their_versions(
     make_options: Any, make_rows: Any
 ) -> None:
-    options = make_options(document_id="key", version_from="v")
+    options = make_options(document_id="key", version="version")
     with pytest.raises(DuplicateIdsError):
-        check(options, make_rows([b"{}", b"{}"], offsets=[3, 3], keys=[b"k", b"k"], v=pa.array([5, 5])))
+        check(options, make_rows([b"{}", b"{}"], offsets=[3, 3], keys=[b"k", b"k"], version=pa.array([5, 5])))
 
 
 def test_two_rejected_rows_of_one_record_are_refused_too(make_options: Any, make_rows: Any) -> None:

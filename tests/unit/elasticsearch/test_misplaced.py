@@ -21,7 +21,7 @@ Send = Callable[..., SentRequest]
 def send(elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any) -> Send:
     def send(values: list[Any], **fields: Any) -> SentRequest:
         options = make_options(**fields)
-        sender = BulkSender(elasticsearch, options.index, options, clock=clock, cancelled=threading.Event())
+        sender = BulkSender(elasticsearch, options, clock=clock, cancelled=threading.Event())
         prepared = prepare_rows(make_rows(values), options).prepared
         assert prepared is not None
         return sender.send(prepared, np.arange(len(prepared)))

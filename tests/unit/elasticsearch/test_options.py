@@ -11,8 +11,10 @@ from headrace.elasticsearch.options import (
     DocumentIdKind,
     IndexingOptions,
     TombstonePolicy,
+    VersionSource,
     WriteMethod,
 )
+from headrace.elasticsearch.target import Owner, Target
 from headrace.stream import ColumnIds, DeadLetterLimit, ElasticsearchOutput, KafkaInput, KeyIds, RecordIds
 
 INPUT = KafkaInput(bootstrap_servers="k:9092", topics="clicks")
@@ -20,7 +22,9 @@ INPUT = KafkaInput(bootstrap_servers="k:9092", topics="clicks")
 
 def options_of(*, manifests: Any = (), **fields: Any) -> IndexingOptions:
     output = ElasticsearchOutput(hosts="http://a:9200", index="clicks", **fields)
-    return IndexingOptions.of(output, stream_name="shop", batch_time_ms=10_000, manifests=manifests, inputs=[INPUT])
+    return IndexingOptions.of(
+        output, Target.of(output, "shop"), batch_time_ms=10_000, manifests=manifests, inputs=[INPUT]
+    )
 
 
 def test_every_setting_of_an_output_that_concerns_writing_is_in_the_options() -> None:
@@ -49,37 +53,45 @@ def test_every_setting_of_an_output_that_concerns_writing_is_in_the_options() ->
     }
     assert set(ElasticsearchOutput.model_fields) - of_definition - {"dead_letter_limit"} == set(changed)
     options = options_of(**changed, id="mine", dead_letter_limit=DeadLetterLimit())
-    assert {name: getattr(options, name) for name in changed} == changed
-    assert (options.hosts, options.index, options.output_id) == (("http://a:9200",), "clicks", "mine")
-    assert (options.stream_name, options.batch_time_ms) == ("shop", 10_000)
+    target = options.target
+    of_target = {"dead_letter_index"}
+    assert {name: getattr(target if name in of_target else options, name) for name in changed} == changed
+    assert (options.hosts, options.batch_time_ms) == (("http://a:9200",), 10_000)
+    assert (target.name, target.owner) == ("clicks", Owner("shop", "mine"))
 
 
 @pytest.mark.parametrize(
-    ("document_ids", "kind", "id_columns", "id_batch_time", "version_from"),
+    ("document_ids", "kind", "id_columns", "id_batch_time", "version"),
     [
         (RecordIds(), DocumentIdKind.RECORD, (), False, None),
         (RecordIds(rows="line"), DocumentIdKind.RECORD, ("id_0",), False, None),
-        (KeyIds(), DocumentIdKind.KEY, (), False, None),
-        (KeyIds(version_from="changed"), DocumentIdKind.KEY, (), False, "version"),
+        (KeyIds(), DocumentIdKind.KEY, (), False, VersionSource.OFFSET),
+        (KeyIds(version_from="changed"), DocumentIdKind.KEY, (), False, VersionSource.COLUMN),
         (ColumnIds(columns=("a", "b")), DocumentIdKind.COLUMNS, ("id_0", "id_1"), True, None),
-        (ColumnIds(columns=("a",), with_batch_time=False), DocumentIdKind.COLUMNS, ("id_0",), False, None),
+        (
+            ColumnIds(columns=("a",), with_batch_time=False),
+            DocumentIdKind.COLUMNS,
+            ("id_0",),
+            False,
+            VersionSource.BATCH_TIME,
+        ),
     ],
 )
 def test_id_rules_become_the_columns_of_the_prepared_rows(
-    document_ids: Any, kind: DocumentIdKind, id_columns: Any, id_batch_time: bool, version_from: str | None
+    document_ids: Any, kind: DocumentIdKind, id_columns: Any, id_batch_time: bool, version: VersionSource | None
 ) -> None:
     options = options_of(document_ids=document_ids)
     assert (options.document_id, options.id_columns) == (kind, id_columns)
-    assert (options.id_batch_time, options.version_from) == (id_batch_time, version_from)
+    assert (options.id_batch_time, options.version) == (id_batch_time, version)
 
 
 def test_defaults_follow_the_kind_of_id() -> None:
     by_record, by_key = options_of(), options_of(document_ids=KeyIds())
     by_columns = options_of(document_ids=ColumnIds(columns=("a",), with_batch_time=False))
-    assert (by_record.method, by_record.tombstone_policy) == (WriteMethod.CREATE, TombstonePolicy.DEAD_LETTER)
-    assert (by_key.method, by_key.tombstone_policy) == (WriteMethod.CREATE, TombstonePolicy.DELETE)
-    assert (by_columns.method, by_columns.tombstone_policy) == (WriteMethod.INDEX, TombstonePolicy.DEAD_LETTER)
-    assert by_record.dead_letter_index == "clicks-dead-letters"
+    assert (by_record.write_method, by_record.tombstones) == (WriteMethod.CREATE, TombstonePolicy.DEAD_LETTER)
+    assert (by_key.write_method, by_key.tombstones) == (WriteMethod.CREATE, TombstonePolicy.DELETE)
+    assert (by_columns.write_method, by_columns.tombstones) == (WriteMethod.INDEX, TombstonePolicy.DEAD_LETTER)
+    assert by_record.target.dead_letter_index == "clicks-dead-letters"
 
 
 def test_options_are_the_same_after_the_way_through_spark() -> None:

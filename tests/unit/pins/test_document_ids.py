@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 from tests.unit.pins.freezing import frozen
 
+from headrace.elasticsearch.columns import VERSION, id_column
 from headrace.elasticsearch.dead_letters import dead_letter
 from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.options import VERSION, IndexingOptions, id_column
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.verdicts import Reason
 from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds, RecordIds
 
@@ -60,7 +62,7 @@ def rows(values: Any, incarnations: Sequence[int] = (1,) * 6) -> pa.RecordBatch:
 
 def options_of(ids: Any) -> IndexingOptions:
     output = ElasticsearchOutput(hosts="http://127.0.0.1:9200", index="flights", document_ids=ids)
-    return IndexingOptions.of(output, stream_name="orders", batch_time_ms=BATCH_TIME_MS)
+    return IndexingOptions.of(output, Target.of(output, "orders"), batch_time_ms=BATCH_TIME_MS)
 
 
 def identified(ids: Any, batch: pa.RecordBatch) -> Iterator[str]:

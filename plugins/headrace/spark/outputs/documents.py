@@ -22,10 +22,11 @@ from headrace.blocks import TopicPartition
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.options import VERSION, IndexingOptions, id_column, id_sources
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.verdicts import Reason
 from headrace.stream.ddl import differing_in_case
-from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
+from headrace.stream.outputs import ElasticsearchOutput, KeyIds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -192,13 +193,9 @@ class _Rows:
         return name in self._own and (name in _NOT_IN_DOCUMENTS or binary_key)
 
 
-def _named_columns(output: ElasticsearchOutput) -> list[str]:
+def _named_columns(output: ElasticsearchOutput) -> tuple[str, ...]:
     ids = output.document_ids
-    if isinstance(ids, ColumnIds):
-        return list(ids.columns)
-    if isinstance(ids, KeyIds):
-        return [columns.KEY] + ([ids.version_from] if ids.version_from else list(columns.COORDINATES))
-    return [*columns.COORDINATES, *ids.rows]
+    return columns.columns_of_ids(ids.kind, ids.id_columns, ids.version_column)
 
 
 def _incarnation(incarnations: BatchIncarnations, output: ElasticsearchOutput) -> str:
@@ -220,12 +217,8 @@ def _incarnation(incarnations: BatchIncarnations, output: ElasticsearchOutput) -
 
 def _id_expressions(output: ElasticsearchOutput) -> list[str]:
     ids = output.document_ids
-    named = id_sources(output)
-    if named:
-        return [f"{_quoted(name)} AS {id_column(number)}" for number, name in enumerate(named)]
-    if isinstance(ids, KeyIds) and ids.version_from:
-        return [f"{_quoted(ids.version_from)} AS {VERSION}"]
-    return []
+    named = [f"{_quoted(name)} AS {columns.id_column(number)}" for number, name in enumerate(ids.id_columns)]
+    return [*named, *([f"{_quoted(ids.version_column)} AS {columns.VERSION}"] if ids.version_column else [])]
 
 
 def _quoted(name: str) -> str:
@@ -351,7 +344,7 @@ def preview_documents(
         UnsuitableRowsError: the rows do not have the columns that the output's ids need, or it is not clear what the
             document is.
     """
-    options = IndexingOptions.of(output, stream_name=stream_name, batch_time_ms=batch_time_ms)
+    options = IndexingOptions.of(output, Target.of(output, stream_name), batch_time_ms=batch_time_ms)
     prepared = prepare_documents(frame, output, incarnations=incarnations)
     columns.check_columns(prepared.columns, options)
     rows = prepared.toArrow().combine_chunks()

@@ -25,6 +25,7 @@ from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.errors import DuplicateIdsError, ForeignVersionsError, TooManyDeadLettersError
 from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
+from headrace.elasticsearch.target import ConcreteIndex, Target
 from headrace.spark.outputs.documents import lacks_incarnation
 from headrace.spark.outputs.writer import WARNING, report_file
 from headrace.stream import ElasticsearchOutput, RecordIds
@@ -80,7 +81,7 @@ class ElasticsearchOutputWriter:
             options = self._options(batch, uri)
             report = index_blocks(run, options, blocks)
         if report.duplicates:
-            raise duplicate_ids_error(options.index, options.document_id, [])
+            raise duplicate_ids_error(options.target.name, options.document_id, [])
         report.check_foreign()
         return self._outcome(report, report.counts, batch, options)
 
@@ -99,17 +100,16 @@ class ElasticsearchOutputWriter:
         from headrace.spark.outputs.elasticsearch_sink import withdraw_letters
 
         self._check_versions(total, batch, options)
-        former = [replace(options, output_id=step) for step in batch.former_steps]
+        former = [replace(options, target=options.target.of_output(step)) for step in batch.former_steps]
         total.letters_withdrawn = sum(map(withdraw_letters, [options, *former]))
         self._check_limit(total, batch.stream.name)
         # An alias may point to another index later.
-        index = report.concrete_index
+        index = report.target.concrete
         written_to: Counts = {}
         if index is not None:
             # An alias of dead letters is known from the last batch that had some.
-            letters = [options.dead_letter_index, total.letters_index or options.known_letters_index]
-            place = {**place_of(self._output, index, report.index_uuid), LETTERS: letters}
-            written_to = {"index": index, PLACE: place}
+            letters = [report.target.dead_letter_index, total.letters_index or report.target.known_letters_index]
+            written_to = {"index": index.name, PLACE: {**place_of(self._output, index), LETTERS: letters}}
         total.letters_index = ""
         return {**total.to_dict(), **written_to}
 
@@ -120,7 +120,7 @@ class ElasticsearchOutputWriter:
         latest_ms = max(SystemClock().now_ms(), batch.batch_time_ms) + _DAY_MS
         if ahead is not None and ahead.version > latest_ms:
             raise ForeignVersionsError(
-                f"Index {options.index!r} holds version {ahead.version:,} of document {ahead.id!r}. Versions "
+                f"Index {options.target.name!r} holds version {ahead.version:,} of document {ahead.id!r}. Versions "
                 f"are batch times, such as {batch.batch_time_ms:,} of {time_text(batch.batch_time_ms)}: no batch has "
                 "the other one yet, and until then no update of the document is written.",
                 remedy="It was written with a clock that was ahead, or with versions of another kind. Delete such "
@@ -128,7 +128,7 @@ class ElasticsearchOutputWriter:
                 "index into a new index.",
             )
         offsets = {(place.rpartition("-")[0], int(place.rpartition("-")[2])): each for place, each in held.items()}
-        if offsets and (warning := batch.check_held_versions(options.index, offsets)):
+        if offsets and (warning := batch.check_held_versions(options.target.name, offsets)):
             batch.progress(f"{WARNING}output {self._output.id}: {warning}")
 
     def _check_limit(self, counts: IndexingCounts, stream_name: str) -> None:
@@ -153,14 +153,21 @@ class ElasticsearchOutputWriter:
 def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str) -> IndexingOptions:
     """The options for writing the batch's rows to the output."""
     known = batch.known_place(output) or {"index": None}
-    name, letters = known.get(LETTERS) or (None, None)
+    letters, known_letters_index = known.get(LETTERS) or (None, None)
+    target = Target.of(
+        output,
+        batch.stream.name,
+        replay=batch.target,
+        known=(ConcreteIndex(known["index"], known["uuid"]),) if known["index"] else (),
+        known_letters_index=known_letters_index if letters == output.dead_letters else None,
+    )
     # The manifests of a window's other batches come newest first.
     # In a test of the transform there is none.
     manifests = [(KAFKA if batch.from_kafka else LOG, batch.manifest_uri)] if batch.manifest_uri else []
     manifests += [(origin.source, origin.manifest_uri) for origin in reversed(batch.earlier)]
     return IndexingOptions.of(
         output,
-        stream_name=batch.stream.name,
+        target,
         batch_time_ms=batch.batch_time_ms,
         attempt=batch.attempt,
         report=report,
@@ -168,9 +175,6 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         inputs=batch.stream.kafka_inputs,
         written_before=batch.written_before,
         withdraw_letters=batch.written_before or batch.tried_before,
-        known_indices=[(known["index"], known["uuid"])] if known["index"] else (),
-        known_letters_index=letters if name == output.dead_letters else None,
-        replay=batch.target,
     )
 
 
@@ -228,4 +232,4 @@ def _duplicate_ids(prepared: DataFrame, options: IndexingOptions) -> DuplicateId
     with contextlib.suppress(Exception):
         duplicates = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
         examples = [text for batch in duplicates.to_batches() for text in identify(batch, options).ids.to_pylist()]
-    return duplicate_ids_error(options.index, options.document_id, examples)
+    return duplicate_ids_error(options.target.name, options.document_id, examples)

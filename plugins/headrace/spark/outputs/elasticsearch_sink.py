@@ -32,11 +32,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from headrace.elasticsearch.columns import check_columns
-from headrace.elasticsearch.concrete_index import ConcreteIndex
 from headrace.elasticsearch.counts import IndexingCounts, IndexingReport, warnings_beside
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer, repeated_digests
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
+from headrace.elasticsearch.target import ConcreteIndex, Target
+from headrace.elasticsearch.target_watch import TargetWatch, open_transport
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.processes import freeze_imports
@@ -54,7 +55,6 @@ from headrace.spark.outputs.original_records import (
     ManifestOriginalRecords,
     WindowOriginalRecords,
 )
-from headrace.spark.outputs.target_watch import TargetWatch, open_transport
 
 logger = logging.getLogger(__name__)
 
@@ -102,22 +102,21 @@ def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: BatchBlocks) 
 def _index(
     run: Callable[[IndexingTask], pa.Table], options: IndexingOptions, blocks: BatchBlocks | None = None
 ) -> IndexingReport:
-    target = TargetWatch(options)
+    watch = TargetWatch(options)
     with warnings_beside(options.report):
-        target.check_before()
-    options = target.options()
+        options = replace(options, target=watch.check_before())
     task = IndexingTask(options, secrets.randbits(64), blocks, Part.REST if options.deletes else Part.ALL)
     written = _Written.of(run(task))
     if written.held:
         written.add(_delete(run, task, written))
     counts = written.counts
     counts.check()
-    concrete = target.check_after()
+    concrete = watch.check_after()
     duplicates = repeated_digests(written.digests)
     if options.refresh:
-        target.refresh()
-    logger.info("Indexed into %s: %s", options.index, counts.to_dict())
-    return IndexingReport(options.index, concrete, counts, duplicates, target.uuid)
+        watch.refresh()
+    logger.info("Indexed into %s: %s", options.target.name, counts.to_dict())
+    return IndexingReport(replace(options.target, concrete=concrete), counts, duplicates)
 
 
 def _delete(run: Callable[[IndexingTask], pa.Table], task: IndexingTask, written: _Written) -> _Written:
@@ -238,7 +237,7 @@ class _Written:
 
 def withdraw_letters(options: IndexingOptions) -> int:
     """Delete the dead letters of earlier attempts that this one did not write again. Returns their number."""
-    if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
+    if not options.withdraw_letters or options.attempt is None:
         return 0
     # Only a batch that was tried before has such letters, so other batches do not import this.
     from headrace.elasticsearch.administration import Administration
@@ -249,7 +248,7 @@ def withdraw_letters(options: IndexingOptions) -> int:
         timeout_seconds=options.request_timeout_seconds,
         max_retry_seconds=options.max_retry_seconds,
     ) as administration:
-        return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
+        return DeadLetterIndex(administration, options.target).withdraw(options.batch_time_ms, options.attempt)
 
 
 def check_unshared(options: IndexingOptions, others: Iterable[ElasticsearchOutput]) -> None:
@@ -265,7 +264,8 @@ def check_unshared(options: IndexingOptions, others: Iterable[ElasticsearchOutpu
         theirs = None
         # What is wrong with another output's index is its own error.
         with contextlib.suppress(HeadraceError):
-            asking = IndexingOptions.of(other, stream_name=options.stream_name, batch_time_ms=None)
+            target = Target.of(other, options.target.owner.stream_name)
+            asking = IndexingOptions.of(other, target, batch_time_ms=options.batch_time_ms)
             theirs = TargetWatch(replace(asking, max_retry_seconds=0, request_timeout_seconds=5)).now()
         if theirs is not None and own.uuid is not None and own.uuid == theirs.uuid:
             raise UnsuitableTargetError(

@@ -15,6 +15,7 @@ from headrace.clock import SystemClock
 from headrace.elasticsearch.counts import HeldVersion, IndexingCounts, IndexingReport
 from headrace.elasticsearch.errors import ForeignVersionsError, TooManyDeadLettersError
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import ConcreteIndex
 from headrace.errors import Failure
 from headrace.spark.outputs import elasticsearch, elasticsearch_sink
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter, options_of
@@ -69,7 +70,7 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             writes.append(("documents", options.attempt))
             counts = IndexingCounts(rows=rows, dead_lettered=sum(rejected.values()), created=rows)
             counts.dead_letter_reasons.update(rejected)
-            return SimpleNamespace(counts=counts, concrete_index=None)
+            return SimpleNamespace(counts=counts, target=options.target)
 
         def letters(*_: Any, **__: Any) -> Any:
             writes.append("undecodable")
@@ -172,12 +173,13 @@ def test_the_versions_of_offsets_are_checked_by_partition_and_left_out_of_the_co
 
 def test_the_place_of_a_batch_keeps_the_alias_of_earlier_letters_while_it_has_its_name(written: WrittenBatch) -> None:
     letters = OUTPUT.dead_letters
-    recorded = {**place_of(OUTPUT, "clicks-1", "u1"), LETTERS: [letters, "letters-1"]}
+    recorded = {**place_of(OUTPUT, ConcreteIndex("clicks-1", "u1")), LETTERS: [letters, "letters-1"]}
     batch = replace(written, known_place=lambda _: recorded)
     options = options_of(OUTPUT, batch, report="r")
-    assert (options.known_indices, options.known_letters_index) == ((("clicks-1", "u1"),), "letters-1")
-    report = IndexingReport("clicks", "clicks-1", IndexingCounts(), index_uuid="u1")
+    target = options.target
+    assert (target.known, target.known_letters_index) == ((ConcreteIndex("clicks-1", "u1"),), "letters-1")
+    report = IndexingReport(replace(target, concrete=ConcreteIndex("clicks-1", "u1")), IndexingCounts())
     counts = ElasticsearchOutputWriter(OUTPUT)._outcome(report, IndexingCounts(), batch, options)
     assert (counts["index"], counts[PLACE]) == ("clicks-1", recorded)
     moved = OUTPUT.model_copy(update={"dead_letter_index": "others"})
-    assert options_of(moved, batch, report="r").known_letters_index is None
+    assert options_of(moved, batch, report="r").target.known_letters_index is None

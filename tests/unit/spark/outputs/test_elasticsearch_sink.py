@@ -21,6 +21,7 @@ from tests.unit.kafka.test_range_reader import Clicks, Questions
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
+from headrace.elasticsearch import target_watch
 from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.errors import (
     DocumentsUnaccountedError,
@@ -28,12 +29,13 @@ from headrace.elasticsearch.errors import (
     TargetChangedError,
 )
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import ConcreteIndex, Target
 from headrace.elasticsearch.transport import Cluster, NoAnswerError, Node
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.spark.attempts import shared_jobs
-from headrace.spark.outputs import elasticsearch_sink, target_watch
+from headrace.spark.outputs import elasticsearch_sink
 from headrace.spark.outputs.elasticsearch_sink import IndexingTask, index_rows
 from headrace.spark.outputs.held_deletions import MAX_KEPT_BYTES
 from headrace.spark.outputs.original_records import KafkaOriginalRecords
@@ -41,9 +43,13 @@ from headrace.spark.records.kafka_ranges_source import KafkaBlocks
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds
 from headrace.wal.storage import open_storage
 
-OPTIONS = IndexingOptions.of(
-    ElasticsearchOutput(hosts="http://h:1", index="shop", document_ids=KeyIds()), stream_name="s", batch_time_ms=1
-)
+OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="shop", document_ids=KeyIds())
+OPTIONS = IndexingOptions.of(OUTPUT, Target.of(OUTPUT, "s"), batch_time_ms=1)
+
+
+def known(name: str, uuid: str) -> IndexingOptions:
+    """The options when earlier batches were written to this index."""
+    return replace(OPTIONS, target=replace(OPTIONS.target, known=(ConcreteIndex(name, uuid),)))
 
 
 @dataclass
@@ -131,7 +137,7 @@ def test_a_batch_that_fails_while_it_is_read_leaves_its_task_no_consumer_that_st
     clients = RangeClients.of(KafkaInput(bootstrap_servers="nowhere:1", topics="clicks"))
     output = ElasticsearchOutput(hosts="http://h:1", index="shop")
     options = replace(
-        IndexingOptions.of(output, stream_name="s", batch_time_ms=1, report="memory:///report"),
+        IndexingOptions.of(output, Target.of(output, "s"), batch_time_ms=1, report="memory:///report"),
         # The first request is sent before the batch is read to its end.
         bulk_actions=1,
         max_retry_seconds=0,
@@ -189,7 +195,7 @@ def test_a_record_that_compaction_removed_is_an_error(tmp_path: Path, monkeypatc
 def test_no_document_is_sent_where_the_alias_of_earlier_batches_is_gone(elasticsearch: FakeElasticsearch) -> None:
     tasks = Tasks([lambda: records([b"{}"], 0)], elasticsearch)
     with pytest.raises(TargetChangedError, match="It was an alias of 'shop-1'"):
-        index_rows(tasks, replace(OPTIONS, known_indices=(("shop-1", "u1"),)))  # type: ignore[arg-type]
+        index_rows(tasks, known("shop-1", "u1"))  # type: ignore[arg-type]
     assert (tasks.jobs, elasticsearch.indices) == (0, {})
 
 
@@ -202,17 +208,17 @@ def test_a_write_through_an_alias_lets_the_server_refuse_an_index_of_its_name(el
         return records([b"{}"], 0)
 
     with pytest.raises(ElasticsearchRefusedError, match="is not an alias"):
-        index_rows(Tasks([late], elasticsearch), replace(OPTIONS, known_indices=(("shop-1", "u1"),)))  # type: ignore[arg-type]
+        index_rows(Tasks([late], elasticsearch), known("shop-1", "u1"))  # type: ignore[arg-type]
     assert elasticsearch.indices == {}
 
 
 def test_only_a_new_place_costs_a_request_more(elasticsearch: FakeElasticsearch) -> None:
     rows = Tasks([lambda: records([b"{}"] * 3, 0)], elasticsearch)
     report = index_rows(rows, OPTIONS)  # type: ignore[arg-type]
-    assert (report.concrete_index, report.index_uuid) == ("shop", "uuid of shop")
+    assert report.target.concrete == ConcreteIndex("shop", "uuid of shop")
     first = len(elasticsearch.requests)
-    known = replace(OPTIONS, known_indices=(("shop", "uuid of shop"),))
-    index_rows(Tasks([lambda: records([b"{}"] * 3, 3)], elasticsearch), known)  # type: ignore[arg-type]
+    again = Tasks([lambda: records([b"{}"] * 3, 3)], elasticsearch)
+    index_rows(again, known("shop", "uuid of shop"))  # type: ignore[arg-type]
     asked = [("GET", "/"), ("GET", "/shop"), ("POST", "/shop/_bulk"), ("GET", "/shop")]
     assert elasticsearch.requests[first:] == asked
     assert first == len(asked) + 1

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from headrace.elasticsearch.version_conflicts import _KeptFields
+from headrace.elasticsearch.stored_source import _KeptFields
 
 
 @pytest.mark.parametrize(

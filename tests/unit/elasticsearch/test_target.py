@@ -1,33 +1,41 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
 
-from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex, check_known
 from headrace.elasticsearch.errors import TargetChangedError, UnsuitableTargetError
+from headrace.elasticsearch.open_target import OpenTarget
+from headrace.elasticsearch.retry_budget import RetryBudget
+from headrace.elasticsearch.target import ConcreteIndex
 
+Concrete = Callable[[], ConcreteIndex | None]
 INDEX: dict[str, Any] = {"settings": {"index": {"provided_name": "clicks-1"}}}
 
 
 @pytest.fixture
-def target(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> TargetIndex:
-    return TargetIndex(elasticsearch, make_options(), clock=clock)
+def concrete(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Concrete:
+    """The index behind the name "clicks", by the server."""
+    target = OpenTarget(elasticsearch, make_options().target)
+    budget = RetryBudget("Asking", max_seconds=0, clock=clock, cancelled=threading.Event())
+    return lambda: target.concrete(budget)
 
 
-def test_the_name_of_an_index_stands_for_that_index(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
+def test_the_name_of_an_index_stands_for_that_index(concrete: Concrete, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.indices["clicks"] = {}
-    assert target.concrete() == ConcreteIndex("clicks", "uuid of clicks")
+    assert concrete() == ConcreteIndex("clicks", "uuid of clicks")
 
 
-def test_there_is_no_concrete_index_behind_an_unused_name(target: TargetIndex) -> None:
-    assert target.concrete() is None
+def test_there_is_no_concrete_index_behind_an_unused_name(concrete: Concrete) -> None:
+    assert concrete() is None
 
 
-def test_an_alias_of_one_index_stands_for_that_index(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
+def test_an_alias_of_one_index_stands_for_that_index(concrete: Concrete, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.descriptions["clicks"] = {"clicks-1": {"aliases": {"clicks": {}}, **INDEX}}
-    assert target.concrete() == ConcreteIndex("clicks-1", None)
+    assert concrete() == ConcreteIndex("clicks-1", None)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +68,11 @@ def test_an_alias_of_one_index_stands_for_that_index(target: TargetIndex, elasti
     ],
 )
 def test_a_name_that_can_hold_an_id_twice_is_refused(
-    target: TargetIndex, elasticsearch: FakeElasticsearch, description: dict[str, Any], says: str
+    concrete: Concrete, elasticsearch: FakeElasticsearch, description: dict[str, Any], says: str
 ) -> None:
     elasticsearch.descriptions["clicks"] = description
     with pytest.raises(UnsuitableTargetError, match=says):
-        target.concrete()
+        concrete()
 
 
 BEHIND_ALIAS, INDEX_ITSELF = ("clicks-1", "u1"), ("clicks", "u1")
@@ -84,7 +92,7 @@ BEHIND_ALIAS, INDEX_ITSELF = ("clicks-1", "u1"), ("clicks", "u1")
 def test_the_index_of_earlier_batches_is_written_to_and_any_index_by_the_first(
     make_options: Any, known: Any, now: ConcreteIndex | None
 ) -> None:
-    check_known(make_options(known_indices=known), now)
+    make_options(known_indices=known).target.check_known(now)
 
 
 @pytest.mark.parametrize(
@@ -104,4 +112,4 @@ def test_another_index_than_that_of_earlier_batches_is_refused(
 ) -> None:
     options = make_options(known_indices=[known], stream_name="shop", output_id="out")
     with pytest.raises(TargetChangedError, match=says):
-        check_known(options, now)
+        options.target.check_known(now)
