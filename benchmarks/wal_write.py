@@ -26,7 +26,7 @@ from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
 from headrace.wal.frame import Codec, encode
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 PARTITIONS = 4
 
@@ -80,7 +80,8 @@ def measure(directory: Path, records: int, codec: Codec, seconds: float) -> Meas
     """Write blocks for ``seconds``, then read the last few back."""
     batch, ranges = sample(records)
     storage = open_storage(str(directory))
-    writer = WriteAheadLogWriter(storage, "log", ReceiverId("benchmark", "kafka", 0), 1, codec=codec)
+    segments = SegmentSettings(codec=codec)
+    writer = WriteAheadLogWriter(storage, "log", ReceiverId("benchmark", "kafka", 0), 1, segments=segments)
     encode_ms = []
     for _ in range(5):
         started = time.perf_counter()

@@ -13,7 +13,7 @@ from tests.support.records import make_block
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.wal.errors import WriteFailedError
-from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter, WrittenFrame
 
 Key = tuple[int, int, int]
 
@@ -73,7 +73,7 @@ class _Receiver:
             self._id,
             epoch,
             clock=self._clock,
-            segment_bytes=self._random.choice((1, 6000, 1 << 20)),
+            segments=SegmentSettings(self._random.choice((1, 6000, 1 << 20))),
             positions=lambda: {_partition(number): offset for number, offset in self._positions.items()},
             accepted=self._log.accepted_in,
         )

@@ -56,7 +56,7 @@ from headrace.stream_context import StreamContext
 from headrace.stream_folder import set_back, unknown_block
 from headrace.wal.frame import receiver_directory, segments_in
 from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 logger = logging.getLogger(__name__)
 
@@ -358,13 +358,15 @@ class ReceiverFactory:
             "log",
             self._lease.receiver_id,
             self._lease.epoch,
-            segment_bytes=limits.segment_bytes,
-            segment_seconds=limits.segment_interval.total_seconds(),
+            segments=SegmentSettings(
+                limits.segment_bytes,
+                limits.segment_interval.total_seconds(),
+                sync_blocks=self._context.stream.delivery == "exactly_once",
+            ),
             clock=self._context.clock,
             positions=lambda: self._next_offsets,
             accepted=self._accepted,
             progress=self._beat_if_due,
-            sync_blocks=self._context.stream.delivery == "exactly_once",
         )
         report_recovery(writer.recovery, self._lease, self._context.ledger, self._context.storage.below("log"))
         return writer

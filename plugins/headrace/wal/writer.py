@@ -98,13 +98,24 @@ class _OpenSegment:
             self.file = None
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentSettings:
+    """A segment is closed when the next block would take it past ``segment_bytes``, or when it is ``segment_seconds``
+    old."""
+
+    segment_bytes: int = SEGMENT_BYTES
+    segment_seconds: float = SEGMENT_SECONDS
+    codec: Codec = "zstd"
+    close_after_write: bool | None = None
+    """Whether each write gets a file or object of its own. None: where the store cannot append."""
+    sync_blocks: bool = True
+    """Whether each write is synced. If not, a local file is synced when it begins and when it ends."""
+
+
 class WriteAheadLogWriter:
     """Appends blocks to the log below ``root`` of ``storage``, for one receiver in one epoch. Thread-safe.
 
     ``positions`` returns the next offset of each of the receiver's partitions; it is called when a segment opens.
-    A segment is closed when the next block would take it past ``segment_bytes``, or when it is ``segment_seconds`` old.
-    A store that cannot append gets one object per write (``close_after_write``). Without ``sync_blocks`` a local file
-    is synced when it begins and when it ends, and not for each block.
 
     The constructor reads the last segment of the receiver's earlier epochs and cuts its torn tail off; ``recovery``
     holds the tail and any damage. With ``accepted`` (returns the blocks in a segment that the ledger has accepted),
@@ -123,26 +134,20 @@ class WriteAheadLogWriter:
         receiver: ReceiverId,
         epoch: int,
         *,
-        segment_bytes: int = SEGMENT_BYTES,
-        segment_seconds: float = SEGMENT_SECONDS,
+        segments: SegmentSettings | None = None,
         clock: Clock | None = None,
-        codec: Codec = "zstd",
         positions: Callable[[], Mapping[TopicPartition, int]] = dict,
         accepted: Accepted | None = None,
         progress: Callable[[], None] = lambda: None,
-        close_after_write: bool | None = None,
-        sync_blocks: bool = True,
     ) -> None:
         self._storage = storage.below(root)
         self._receiver = receiver
         self._epoch = epoch
-        self._segment_bytes = segment_bytes
-        self._segment_seconds = segment_seconds
+        self._settings = segments or SegmentSettings()
         self._clock = clock or SystemClock()
-        self._codec = codec
         self._positions = positions
-        self._close_after_write = not storage.appends if close_after_write is None else close_after_write
-        self._sync_blocks = sync_blocks
+        own = self._settings.close_after_write
+        self._close_after_write = not storage.appends if own is None else own
         self._lock = threading.Lock()
         self._segment: _OpenSegment | None = None
         self._next_number = 0
@@ -184,7 +189,7 @@ class WriteAheadLogWriter:
         again. The blocks may be written again; they get a new segment and new sequences. Raises PayloadError and
         FrameTooLongError with nothing written.
         """
-        payloads = [encode(block.records, self._codec) for block in blocks]
+        payloads = [encode(block.records, self._settings.codec) for block in blocks]
         with self._lock:
             if self._is_closed:
                 raise ValueError("write to a closed log")
@@ -251,7 +256,7 @@ class WriteAheadLogWriter:
             if self._close_after_write:
                 self._write_whole(segment, parts, offset, len(headers))
             else:
-                segment.append(self._storage, parts, sync=self._sync_blocks)
+                segment.append(self._storage, parts, sync=self._settings.sync_blocks)
         except BaseException as error:
             self._give_up(segment)
             if isinstance(error, Exception):
@@ -312,7 +317,7 @@ class WriteAheadLogWriter:
         if segment is None:
             return
         age = self._clock.monotonic() - segment.opened_at
-        if age >= self._segment_seconds or segment.length + payload_bytes > self._segment_bytes:
+        if age >= self._settings.segment_seconds or segment.length + payload_bytes > self._settings.segment_bytes:
             self._end_segment()
 
     def _end_segment(self) -> None:

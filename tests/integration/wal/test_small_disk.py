@@ -40,14 +40,14 @@ from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.storage import LocalStorage
 from headrace.wal.recovery import scan_log
 from headrace.wal.reader import read_block
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 disk = Path(sys.argv[1])
 storage = LocalStorage(disk / "log")
 acknowledged = []
 
 def open_writer(epoch):
-    return WriteAheadLogWriter(storage, "", ReceiverId("flights", "kafka", 0), epoch, segment_bytes=700_000)
+    return WriteAheadLogWriter(storage, "", ReceiverId("flights", "kafka", 0), epoch, segments=SegmentSettings(700_000))
 
 def write(writer, size=100_000):
     at = len(acknowledged)

@@ -11,6 +11,7 @@ import pytest
 from headrace.batch import places
 from headrace.batch.places import PLACE, accept, newest_place, place_of
 from headrace.clock import ManualClock
+from headrace.elasticsearch.target import ConcreteIndex
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
@@ -71,7 +72,7 @@ def orders(tmp_path: Path) -> Iterator[Orders]:
 
 
 def written_to(index: str | None, output: ElasticsearchOutput = OUTPUT) -> dict[str, Any]:
-    return {"rows": 1, PLACE: place_of(output, index, "u")}
+    return {"rows": 1, PLACE: place_of(output, ConcreteIndex(index, "u"))}
 
 
 def test_the_place_is_that_of_the_batch_that_was_written_last(orders: Orders) -> None:
@@ -88,7 +89,9 @@ def test_a_place_is_found_behind_days_without_records(orders: Orders, monkeypatc
     monkeypatch.setattr(places, "_ROWS", 1)
     monkeypatch.setattr(places, "_ROWS_ANY", 1)
     orders.write(1, written_to("orders-1"))
-    orders.write(2, {"rows": 3, PLACE: place_of(OUTPUT.model_copy(update={"index": "others"}), "others", "u")})
+    orders.write(
+        2, {"rows": 3, PLACE: place_of(OUTPUT.model_copy(update={"index": "others"}), ConcreteIndex("others", "u"))}
+    )
     for number in range(3, 11):
         orders.write(number, {"rows": 0})
     assert orders.index() == "orders-1"
@@ -104,9 +107,9 @@ def test_a_place_is_found_by_its_server_and_name_and_not_by_the_outputs_id(order
 def test_a_place_that_was_accepted_counts_until_a_batch_is_written(orders: Orders) -> None:
     orders.write(3, written_to("orders-1"))
     orders.clock.advance(1_000)
-    accept(orders.ledger, "orders", place_of(OUTPUT, "orders-2", "u2"), by="test")
+    accept(orders.ledger, "orders", place_of(OUTPUT, ConcreteIndex("orders-2", "u2")), by="test")
     assert orders.index() == "orders-2"
-    accept(orders.ledger, "orders", place_of(OUTPUT, None, None), by="test")
+    accept(orders.ledger, "orders", place_of(OUTPUT, None), by="test")
     assert orders.index() is None
     orders.write(4, written_to("orders"))
     assert orders.index() == "orders"
@@ -117,5 +120,5 @@ def test_the_places_of_a_stream_and_of_its_replays_are_apart(orders: Orders) -> 
     orders.write(3, written_to("orders-2"), replay="v2")
     orders.clock.advance(1_000)
     assert (orders.index(), orders.index(target="v2"), orders.index(target="v3")) == ("orders-1", "orders-2", None)
-    accept(orders.ledger, "orders", place_of(OUTPUT, "orders-3", "u3"), by="test", target="v2")
+    accept(orders.ledger, "orders", place_of(OUTPUT, ConcreteIndex("orders-3", "u3")), by="test", target="v2")
     assert (orders.index(), orders.index(target="v2")) == ("orders-1", "orders-3")

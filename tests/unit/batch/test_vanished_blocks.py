@@ -17,7 +17,7 @@ from headrace.spark.attempts.batch_plan import load_manifests, without_vanished
 from headrace.stream_context import StreamContext
 from headrace.wal.reader import read_block
 from headrace.wal.storage import LocalStorage
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 # Of small blocks; some of them are in a segment that has ended, and so was synced.
 SEGMENT_BYTES, RECORDS = 9_000, 2
@@ -40,8 +40,7 @@ class Unsynced(Receiving):
             self.lease.epoch,
             clock=self.clock,
             accepted=lambda segment: [block.info for block in self.ledger.blocks.of_segment("shop", segment)],
-            segment_bytes=SEGMENT_BYTES,
-            sync_blocks=False,
+            segments=SegmentSettings(SEGMENT_BYTES, sync_blocks=False),
         )
 
     def delivered(self, delivery: Literal["exactly_once", "at_least_once", "at_most_once"]) -> StreamContext:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from tests.support.records import make_block
+from tests.support.segments import writer_options
 from tests.unit.pins.freezing import stored
 
 from headrace.blocks import OffsetRange, ReceiverId
@@ -35,7 +36,13 @@ def write(storage: LogStorage, epoch: int, **options: Any) -> str:
     # An offset without a record, as a transaction leaves it.
     after = OffsetRange(after.partition, after.from_offset, after.until_offset + 1, 1, leader_epoch=4)
     writer = WriteAheadLogWriter(
-        storage, LOG, RECEIVER, epoch, clock=clock, positions=lambda: {range_.partition: first}, **options
+        storage,
+        LOG,
+        RECEIVER,
+        epoch,
+        clock=clock,
+        positions=lambda: {range_.partition: first},
+        **writer_options(**options),
     )
     writer.write(full, [range_], cut_time_ms=clock.now_ms(), last_accepted_sequence=None)
     clock.advance(200)

@@ -37,7 +37,7 @@ from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 from headrace.wal.reader import read_block
 from headrace.wal.storage import LocalStorage
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 PARTITIONS = 3
 RECEIVERS = 2
@@ -300,7 +300,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             "log",
             receiver_id,
             lease.epoch,
-            segment_bytes=4_000,
+            segments=SegmentSettings(4_000),
             clock=self.clock,
             positions=lambda: next_offsets,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.faulty_storage import FaultyStorage
+from tests.support.segments import writer_options
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
@@ -36,6 +37,6 @@ def clock() -> ManualClock:
 @pytest.fixture
 def open_writer(storage: FaultyStorage, clock: ManualClock) -> Callable[..., WriteAheadLogWriter]:
     def open_writer(epoch: int = 1, **options: Any) -> WriteAheadLogWriter:
-        return WriteAheadLogWriter(storage, "", RECEIVER, epoch, clock=clock, **options)
+        return WriteAheadLogWriter(storage, "", RECEIVER, epoch, clock=clock, **writer_options(**options))
 
     return open_writer

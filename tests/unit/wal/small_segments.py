@@ -16,7 +16,7 @@ from headrace.wal import frame, scan
 from headrace.wal.frame import AnyHeader, Codec, FrameHeader, SegmentEnd, SegmentHeader, SegmentName, encode
 from headrace.wal.scan import RecoveryMode
 from headrace.wal.storage import LocalStorage
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)
 PATH = SegmentName("kafka", 0, 1, 0, 1_700_000_000_000).path
@@ -29,7 +29,9 @@ CODEC_MAGIC: dict[Codec, bytes] = {"zstd": bytes.fromhex("28b52ffd"), "lz4": byt
 
 
 def open_writer(storage: MemoryStorage | FaultyStorage | LocalStorage, codec: Codec = "zstd") -> WriteAheadLogWriter:
-    return WriteAheadLogWriter(storage, "", RECEIVER, 1, clock=ManualClock(1_700_000_000_000), codec=codec)
+    return WriteAheadLogWriter(
+        storage, "", RECEIVER, 1, clock=ManualClock(1_700_000_000_000), segments=SegmentSettings(codec=codec)
+    )
 
 
 def value_of(at: int, size: int) -> bytes:

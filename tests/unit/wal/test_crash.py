@@ -18,10 +18,10 @@ import sys
 from headrace.blocks import ReceiverId
 from tests.support.records import make_block
 from headrace.wal.storage import open_storage
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 writer = WriteAheadLogWriter(
-    open_storage(sys.argv[1]), "log", ReceiverId("flights", "kafka", 0), 1, segment_bytes=200_000
+    open_storage(sys.argv[1]), "log", ReceiverId("flights", "kafka", 0), 1, segments=SegmentSettings(200_000)
 )
 at = 0
 while True:

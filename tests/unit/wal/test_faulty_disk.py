@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.support.faulty_files import FaultyFiles
 from tests.support.records import make_block
+from tests.support.segments import writer_options
 
 from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
@@ -42,7 +43,13 @@ class Log:
         self.epoch += 1
         self.clock.advance(1)
         return WriteAheadLogWriter(
-            self.storage, "", RECEIVER, self.epoch, clock=self.clock, accepted=self.accepted_in, **options
+            self.storage,
+            "",
+            RECEIVER,
+            self.epoch,
+            clock=self.clock,
+            accepted=self.accepted_in,
+            **writer_options(**options),
         )
 
     def accepted_in(self, segment: str) -> list[BlockInfo]:

@@ -34,7 +34,7 @@ from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
 from headrace.wal.storage import LocalStorage
-from headrace.wal.writer import NewBlock, WriteAheadLogWriter
+from headrace.wal.writer import NewBlock, SegmentSettings, WriteAheadLogWriter
 
 STREAM = "air"
 RECEIVERS = 2
@@ -162,7 +162,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             "",
             receiver_id,
             lease.epoch,
-            segment_bytes=6_000,
+            segments=SegmentSettings(6_000),
             clock=self.clock,
             positions=lambda: {
                 tp: self.positions[tp] for tp, owner in zip(PARTITIONS, OWNERS, strict=True) if owner == index

@@ -23,7 +23,7 @@ from headrace.wal.frame import Codec, decode, encode
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import LogScan, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame, scan_segment
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)
 SEGMENT = "kafka-0/0000000001-000000-1700000000000.wal"
@@ -66,9 +66,8 @@ def logs(draw: st.DrawFn) -> Written:
     clock = ManualClock(1_700_000_000_000)
     offset = 0
     for epoch in range(1, draw(st.integers(1, 3)) + 1):
-        writer = WriteAheadLogWriter(
-            log.storage, "", RECEIVER, epoch, clock=clock, segment_bytes=draw(st.sampled_from([1, 6000, 1 << 20]))
-        )
+        segments = SegmentSettings(draw(st.sampled_from([1, 6000, 1 << 20])))
+        writer = WriteAheadLogWriter(log.storage, "", RECEIVER, epoch, clock=clock, segments=segments)
         accepted = None
         for _ in range(draw(st.integers(0, 5))):
             clock.advance(1)

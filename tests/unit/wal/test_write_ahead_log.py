@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from tests.support.memory_storage import MemoryStorage
 from tests.support.records import make_block
+from tests.support.segments import writer_options
 from tests.unit.wal.torn_tails import repair
 
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
@@ -41,7 +42,8 @@ class Log:
 
     def open_writer(self, epoch: int = 1, **options: Any) -> WriteAheadLogWriter:
         self.clock.advance(1)
-        return WriteAheadLogWriter(self.storage, "", RECEIVER, epoch, clock=self.clock, **{**self._options, **options})
+        chosen = writer_options(**{**self._options, **options})
+        return WriteAheadLogWriter(self.storage, "", RECEIVER, epoch, clock=self.clock, **chosen)
 
 
 @pytest.fixture(params=["appended", "closed after each write", "lz4", "objects"])

@@ -16,6 +16,7 @@ from tests.integration.spark.micro_batch.conftest import Make, Records, run
 
 from headrace.batch.places import accept, place_of
 from headrace.elasticsearch.errors import TargetChangedError, TooManyDeadLettersError
+from headrace.elasticsearch.target import ConcreteIndex
 from headrace.ledger import BatchState, EventKind
 from headrace.stream import (
     ColumnIds,
@@ -92,7 +93,7 @@ def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows
     make_index(elasticsearch, index, "keyword")
     with pytest.raises(TargetChangedError, match="deleted and created again"):
         batch.run(spark, batch.begin(time_ms, force=True))
-    accept(batch.ledger, batch.stream.name, place_of(output, index, None), by="test")
+    accept(batch.ledger, batch.stream.name, place_of(output, ConcreteIndex(index, None)), by="test")
     counts = batch.run(spark, batch.begin(time_ms, force=True)).outputs["elasticsearch"]
     assert (counts["dead_lettered"], counts["indexed"], counts["letters_withdrawn"]) == (6, 16, 12)
     left = documents(elasticsearch, letters).values()
