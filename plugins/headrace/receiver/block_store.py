@@ -138,7 +138,7 @@ class BlockStore:
         self._writer = writer
         self._source = source
         self._pausing = pausing
-        self._counts = counts
+        self.counts = counts
         self._next_offsets = next_offsets
         self._wait = wait
         self._not_to_store = not_to_store
@@ -186,7 +186,7 @@ class BlockStore:
 
     def _left(self, blocks: Iterable[_Unstored], dropped: Sequence[TopicPartition]) -> list[_Unstored]:
         """What is left of the blocks without these partitions."""
-        return [left for block in blocks if (left := block.without(dropped, self._counts)).ranges]
+        return [left for block in blocks if (left := block.without(dropped, self.counts)).ranges]
 
     def _joined(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> _Unstored:
         records, ranges = combine(chunks)
@@ -302,7 +302,7 @@ class BlockStore:
                 ]
                 self._add(infos, frames)
             except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
-                self._counts.write_failures += 1
+                self.counts.write_failures += 1
                 last = error
                 if is_out_of_space(error):
                     # Not this receiver's failure: a restarted receiver would have the same problem, and would first
@@ -341,10 +341,10 @@ class BlockStore:
         self._is_undecided = False
         self._last_accepted = infos[-1].sequence
         for info, frame, of_ledger in zip(infos, frames, added, strict=True):
-            self._counts.blocks += 1
-            self._counts.records += info.records
-            self._counts.late_records += info.records if of_ledger.late else 0
-            self._counts.payload_bytes += info.payload_bytes
+            self.counts.blocks += 1
+            self.counts.records += info.records
+            self.counts.late_records += info.records if of_ledger.late else 0
+            self.counts.payload_bytes += info.payload_bytes
             if self._copies is not None:
                 self._copies.write(frame.handle, frame.parts)
         self._report_closed(frames[0].closed)
@@ -358,7 +358,7 @@ class BlockStore:
         return added
 
     def _took(self, name: str, seconds: float, *, blocks: int) -> None:
-        self._counts.took(name, seconds)
+        self.counts.took(name, seconds)
         now = self._clock.monotonic()
         if seconds >= SLOW_SECONDS and now >= self._next_warning.get(name, 0.0):
             self._next_warning[name] = now + _WARN_SECONDS

@@ -109,20 +109,17 @@ class ReceiverSupervisor:
         event_times: EventTimes | None,
         generator: BlockGenerator[RecordChunk],
         store: BlockStore,
-        counts: StoreCounts,
         heartbeat: Heartbeat,
         orders: PartitionOrders,
         pausing: Pausing,
         lag_watch: LagWatch,
         unauthorized: UnauthorizedTopics,
-        store_timeout: float | None,
     ) -> None:
         """``source`` reads records, ``limiter`` limits their rate, and ``event_times`` splits them by batch interval
-        (in a stream by timestamp). ``generator`` cuts them into blocks, which ``store`` stores and ``counts`` counts.
+        (in a stream by timestamp). ``generator`` cuts them into blocks, which ``store`` stores and counts.
         ``heartbeat`` renews the lease and gets the ledger's orders, which ``orders`` follows. ``pausing`` says when to
         stop reading, ``lag_watch`` measures the lag, and ``unauthorized`` has records read again that could not be
-        stored because their topic may not be described. ``store_timeout``: after so many seconds in one call of the
-        log's writer the receiver gives up; None: the log's storage has a timeout of its own."""
+        stored because their topic may not be described."""
         self._receiver_id = lease.receiver_id
         self._clock = context.clock
         self._source = source
@@ -130,13 +127,15 @@ class ReceiverSupervisor:
         self._event_times = event_times
         self._generator = generator
         self._store = store
-        self._counts = counts
         self._heartbeat = heartbeat
         self._orders = orders
         self._pausing = pausing
         self._lag_watch = lag_watch
         self._unauthorized = unauthorized
-        self._store_timeout = store_timeout
+        # After so many seconds in one call of the log's writer the receiver gives up. An object store has a timeout of
+        # its own.
+        timeout = context.stream.limits.store_timeout.total_seconds()
+        self._store_timeout = timeout if context.storage.appends else None
         self._log_url = context.storage.url
         self._stop = threading.Event()
         self._drains = False
@@ -250,7 +249,7 @@ class ReceiverSupervisor:
         return error
 
     def _end(self, error: BaseException | None) -> ReceiverReport:
-        report = ReceiverReport.of_end(self._receiver_id, error, self._counts)
+        report = ReceiverReport.of_end(self._receiver_id, error, self._store.counts)
         steps: list[Callable[[], object]]
         if report.state is ReceiverState.LOST:
             # Another receiver has taken over: a late commit of this one would set that one's offsets back.
@@ -450,13 +449,11 @@ class ReceiverFactory:
             event_times=event_times,
             generator=generator,
             store=store,
-            counts=counts,
             heartbeat=heartbeat,
             orders=orders,
             pausing=pausing,
             lag_watch=lag_watch,
             unauthorized=unauthorized,
-            store_timeout=limits.store_timeout.total_seconds() if context.storage.appends else None,
         )
 
     def _copies(self) -> BlockCopies | None:
