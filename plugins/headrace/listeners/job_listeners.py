@@ -19,8 +19,8 @@ from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
-# Between two tries to start while the ledger does not answer.
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+"""Between two tries to start the listeners while the ledger does not answer."""
 SLOW_SECONDS = 30.0
 """After this time it is in the job's attribute that the listeners are not made yet."""
 
@@ -91,7 +91,7 @@ class JobListeners:
                 if not warned:
                     logger.warning("The listeners start when the ledger answers: %s", error)
                 warned = True
-                self._stopped.wait(_RETRY_SECONDS)
+                self._stopped.wait(RETRY_SECONDS)
                 continue
             self._bus = bus
             if self._stopped.is_set():

@@ -99,7 +99,7 @@ def test_listeners_start_when_the_ledger_answers_again(
             raise LedgerUnavailableError("it does not answer")
         return open_cursors(*given)
 
-    monkeypatch.setattr(job_listeners, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(job_listeners, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(world.ledger.listener_cursors, "open", flaky)
     listeners = started()
     gaps(world, 0)
