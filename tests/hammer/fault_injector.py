@@ -22,12 +22,13 @@ from tests.hammer.target_processes import Group, TargetProcesses
 
 from headrace.devstack.server import Server
 
-# How long a fault waits for its target: after other faults it may take a while until the target runs again.
-_TIMEOUT_SECONDS = 420.0
+TIMEOUT_SECONDS = 420.0
+"""How long a fault waits for its target: after other faults it may take a while until the target runs again."""
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 180.0
 _STOP_SECONDS = 60.0
-_LOOK_SECONDS = 4.0
+LOOK_SECONDS = 4.0
+"""How often it looks, while a fault holds, at what a person is shown."""
 # How long a sync takes: longer than any disk that is well (SLOW_SECONDS), shorter than a receiver's lease.
 _SYNC_SECONDS = 3.0, 8.0
 
@@ -104,7 +105,7 @@ class FaultInjector:
     # --- processes that headrace and Spark start again
 
     def _inject_into_process(self, fault: Fault, injection: Injection) -> None:
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             self._find(fault.kind.target, deadline)
             self._abort.wait(fault.aim)
@@ -155,7 +156,7 @@ class FaultInjector:
     # --- servers
 
     def _inject_into_server(self, fault: Fault, injection: Injection) -> None:
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         name = self._choose_server(fault, deadline)
         while True:
             # A server that is down, from another fault or by itself, is restarted by the service manager.
@@ -165,7 +166,7 @@ class FaultInjector:
                     self._hit_server(fault, injection, server)
                     break
             if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                raise TargetMissedError(f"{name} did not run for {_TIMEOUT_SECONDS:g} s")
+                raise TargetMissedError(f"{name} did not run for {TIMEOUT_SECONDS:g} s")
         began = time.monotonic()
         if answers(self._services.servers[name], _ANSWER_SECONDS):
             self._journal.note(injection, f"answers after {time.monotonic() - began:.1f} s")
@@ -230,7 +231,7 @@ class FaultInjector:
         with self._locks[fault.kind.target]:
             over = threading.Event()
             flapping = [
-                threading.Thread(target=link.flap, args=(_TIMEOUT_SECONDS + fault.hold, fault.pick, over), daemon=True)
+                threading.Thread(target=link.flap, args=(TIMEOUT_SECONDS + fault.hold, fault.pick, over), daemon=True)
                 for link in links
                 if fault.kind.action is Action.FLAP
             ]
@@ -256,10 +257,10 @@ class FaultInjector:
 
     def _await_effect(self, links: Sequence[Link], action: Action) -> None:
         """Wait until something is reset, refused, held back or lost."""
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not any(link.affected for link in links):
             if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                raise TargetMissedError(f"nothing went through the link for {_TIMEOUT_SECONDS:g} s")
+                raise TargetMissedError(f"nothing went through the link for {TIMEOUT_SECONDS:g} s")
             if action is Action.RESET:
                 self._begin(links, action)
 
@@ -267,7 +268,7 @@ class FaultInjector:
 
     def _lose_ledger(self, fault: Fault, injection: Injection) -> None:
         """Delete the ledger of a stream that receives, and kill the stream's processes just before or just after."""
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         self._writers_by(deadline)
         self._abort.wait(fault.aim)
         if fault.pick < 0.5:
@@ -281,12 +282,12 @@ class FaultInjector:
             self._do_by(deadline, self._delete_ledger, "deleted")
         self._journal.injected(injection, [process.pid for group in groups for process in group])
         began = time.monotonic()
-        if self._receives_by(began + _TIMEOUT_SECONDS):
+        if self._receives_by(began + TIMEOUT_SECONDS):
             self._journal.note(injection, f"the stream receives again after {time.monotonic() - began:.1f} s")
             # Before it is lost once more.
             self._abort.wait(fault.hold)
         else:
-            self._journal.note(injection, f"the stream does not receive within {_TIMEOUT_SECONDS:g} s")
+            self._journal.note(injection, f"the stream does not receive within {TIMEOUT_SECONDS:g} s")
 
     def _do_by(self, deadline: float, act: Callable[[], None], done: str) -> None:
         while True:
@@ -311,7 +312,7 @@ class FaultInjector:
         if disk is None:
             raise TargetMissedError("it is no small file system here")
         with self._locks[fault.kind.target]:
-            deadline = time.monotonic() + _TIMEOUT_SECONDS
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             writers = self._writers_by(deadline)
             if fault.kind.target is Target.LEDGER_DISK:
                 # It would go on for minutes in the space that its files have.
@@ -327,7 +328,7 @@ class FaultInjector:
         least, most = _SYNC_SECONDS
         seconds = least + fault.pick * (most - least)
         with self._locks[fault.kind.target], self._syncs.slow(seconds):
-            deadline = time.monotonic() + _TIMEOUT_SECONDS
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             while not self._syncs.delayed:
                 self._wait(deadline, "nobody synced the log")
             self._journal.injected(injection)
@@ -339,7 +340,7 @@ class FaultInjector:
         if self._clock is None:
             raise TargetMissedError("the run has no other clock")
         with self._locks[fault.kind.target]:
-            deadline = time.monotonic() + _TIMEOUT_SECONDS
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             self._find(Target.RECEIVER_JOB, deadline)
             with self._clock.wrong(fault.kind.action):
                 self._kill_jobs()
@@ -362,7 +363,7 @@ class FaultInjector:
 
     def _wait(self, deadline: float, what: str) -> None:
         if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-            raise TargetMissedError(f"{what} for {_TIMEOUT_SECONDS:g} s")
+            raise TargetMissedError(f"{what} for {TIMEOUT_SECONDS:g} s")
 
     # --- what a person is shown
 
@@ -370,7 +371,7 @@ class FaultInjector:
         """Hold the fault, and see whether a person is shown the part that is hit with a remedy."""
         until, words = time.monotonic() + fault.hold, WORDS[fault.kind.target]
         named = False
-        while (left := until - time.monotonic()) > 0 and not self._abort.wait(min(_LOOK_SECONDS, left)):
+        while (left := until - time.monotonic()) > 0 and not self._abort.wait(min(LOOK_SECONDS, left)):
             if self._look is None:
                 continue
             shown = self._look()

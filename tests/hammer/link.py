@@ -16,7 +16,8 @@ from headrace.devstack.server import LOOPBACK, free_port
 
 DELAY_SECONDS = 0.5
 TRICKLE_BYTES, TRICKLE_SECONDS = 64, 0.1
-_FLAP_SECONDS = (0.5, 2.0)
+FLAP_SECONDS = (0.5, 2.0)
+"""The least and the most time that a link that flaps is up, or down."""
 _CONNECT_SECONDS = 5.0
 _CHUNK = 1 << 16
 # close() then sends a RST instead of a FIN.
@@ -190,5 +191,5 @@ def flapping(seconds: float, seed: float) -> list[float]:
     chance = random.Random(seed)
     phases: list[float] = []
     while sum(phases) < seconds:
-        phases.append(round(chance.uniform(*_FLAP_SECONDS), 2))
+        phases.append(round(chance.uniform(*FLAP_SECONDS), 2))
     return phases

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 _SLICE_SECONDS = 0.1
-_FLUSH_SECONDS = 120.0
-# Longer than a broker is away by one fault, and than it then takes to start on a busy machine.
-_STUCK_SECONDS = 120.0
+FLUSH_SECONDS = 120.0
+"""How long the end waits for what was sent last."""
+STUCK_SECONDS = 120.0
+"""Longer than a broker is away by one fault, and than it then takes to start on a busy machine."""
 # A fault lasts a minute at most, and after several in a row a broker takes its time.
 _DELIVERY_MS = 600_000
 
@@ -100,7 +101,7 @@ class Load:
                 self._stop.wait(max(0.0, began + self.sent / self._rate - time.monotonic()))
             if self._stop.is_set():
                 break
-        if producer.flush(_FLUSH_SECONDS):
+        if producer.flush(FLUSH_SECONDS):
             self._purge(producer)
 
     def _connect(self) -> Any:
@@ -123,19 +124,19 @@ class Load:
         )
 
     def _stuck(self, producer: Any) -> bool:
-        """Whether records have waited for ``_STUCK_SECONDS`` without any acknowledgement.
+        """Whether records have waited for ``STUCK_SECONDS`` without any acknowledgement.
 
         librdkafka 2.16 was observed never to reconnect to a restarted broker.
         """
         if self.acknowledged != self._seen or not len(producer):
             self._moved, self._seen = time.monotonic(), self.acknowledged
-        return time.monotonic() - self._moved > _STUCK_SECONDS
+        return time.monotonic() - self._moved > STUCK_SECONDS
 
     def _purge(self, producer: Any) -> None:
         """Give up the records that are not acknowledged: they count as refused, whether Kafka has them or not."""
         self.purged += 1
         producer.purge()
-        producer.flush(_FLUSH_SECONDS)
+        producer.flush(FLUSH_SECONDS)
 
     def _send(self, producer: Any, record: Numbered) -> None:
         while True:

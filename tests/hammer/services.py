@@ -11,9 +11,10 @@ from tests.hammer.journal import Journal
 
 from headrace.devstack.server import Server
 
-_LOOK_SECONDS = 1.0
-# Like systemd's RestartSec, so that a server that cannot start does not use up the machine.
-_RESTART_SECONDS = 5.0
+LOOK_SECONDS = 1.0
+"""How often it looks whether a server runs."""
+RESTART_SECONDS = 5.0
+"""Like systemd's RestartSec, so that a server that cannot start does not use up the machine."""
 
 
 class Services:
@@ -56,13 +57,13 @@ class Services:
 
     def _run(self) -> None:
         due: dict[str, float] = {}
-        while not self._stop.wait(_LOOK_SECONDS):
+        while not self._stop.wait(LOOK_SECONDS):
             for name, server in self.servers.items():
                 if name in self._held or server.alive:
                     due.pop(name, None)
                 elif name not in due:
                     self._journal.died(name, f"exit code {server.process.exit_code}")
-                    due[name] = time.monotonic() + _RESTART_SECONDS
+                    due[name] = time.monotonic() + RESTART_SECONDS
                 elif time.monotonic() >= due[name] and self._locks[name].acquire(blocking=False):
                     try:
                         del due[name]

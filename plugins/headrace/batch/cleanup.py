@@ -225,9 +225,9 @@ REPORTS_FOLDER = "reports"
 """Below the stream's folder: what writes report to their attempts, which delete it; that of killed ones is left. Its
 name begins with the batch time."""
 
-# Removal begins when the oldest batch exceeds the history by this many intervals, or by this time if that is less:
-# searching for the files costs more than removing a few more batches at once.
-_SLACK_BATCHES = 500
+SLACK_BATCHES = 500
+"""Removal begins when the oldest batch exceeds the history by this many intervals, or by an hour if that is less:
+searching for the files costs more than removing a few more batches at once."""
 _SLACK_MS = 3_600_000
 
 
@@ -258,7 +258,7 @@ def remove_old_batches(context: StreamContext, *, needed_ms: int) -> Removed:
 def _remove_batches(context: StreamContext, before_ms: int) -> int:
     removal = context.ledger.removal
     oldest_ms = removal.oldest(context.name)
-    slack_ms = min(_SLACK_BATCHES * context.stream.batch_interval_ms, _SLACK_MS)
+    slack_ms = min(SLACK_BATCHES * context.stream.batch_interval_ms, _SLACK_MS)
     if oldest_ms is None or oldest_ms >= before_ms - slack_ms:
         return 0
     removed = 0

@@ -439,8 +439,9 @@ def _refusals(config: Mapping[str, Any]) -> Iterator[None]:
         ) from error
 
 
-# By then a client with a broken connection has tried again several times: another broker would have answered.
-_HOPE_SECONDS = 3.0
+HOPE_SECONDS = 3.0
+"""How long a Kafka is asked of which no broker lets the client in. By then it has tried several times: another broker
+would have answered."""
 _SLACK_SECONDS = 5.0
 
 
@@ -468,7 +469,7 @@ class AskingAdmin(AdminClient):
             if any(not future.cancelled() and future.exception() is None for future in done):
                 self._last.clear()
             hopeless = self._last.is_refused or (self._gives_up_early and self._has_heard)
-            if hopeless and time.monotonic() > began + _HOPE_SECONDS:
+            if hopeless and time.monotonic() > began + HOPE_SECONDS:
                 return
 
     def last_error(self) -> Explained | None:

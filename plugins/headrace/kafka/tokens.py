@@ -52,8 +52,9 @@ _GOOGLE_HEADER = {"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}
 _PACKAGES = {"aws_msk_iam_sasl_signer": "aws-msk-iam-sasl-signer-python", "google": "google-auth"}
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _MAX_LETTERS = 500
-# A function asks a server, which may not answer; Google's client alone waits for two minutes, and tries again.
-_SECONDS = 30.0
+TOKEN_SECONDS = 30.0
+"""How long the making of a token may take. A function asks a server, which may not answer; Google's client alone waits
+for two minutes, and tries again."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class TokenSource:
             TokenError: there is none; the error names the reason, the connection and this host.
         """
         try:
-            made = within(_SECONDS, self, lambda: _MAKERS[self.kind](self.argument, config))
+            made = within(TOKEN_SECONDS, self, lambda: _MAKERS[self.kind](self.argument, config))
         except ImportError as error:
             raise self._error(*_missing(error)) from error
         except Exception as error:  # the function may raise anything

@@ -19,10 +19,10 @@ from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
-# Between two tries to start while the ledger does not answer.
-_RETRY_SECONDS = 1.0
-# After this time it is in the job's attribute that the listeners are not made yet.
-_SLOW_SECONDS = 30.0
+RETRY_SECONDS = 1.0
+"""Between two tries to start the listeners while the ledger does not answer."""
+SLOW_SECONDS = 30.0
+"""After this time it is in the job's attribute that the listeners are not made yet."""
 
 
 class JobListeners:
@@ -41,7 +41,7 @@ class JobListeners:
         self._bus: ListenerBus | None = None
         self._present: int | None = None
         self._stopped = threading.Event()
-        self._slow = threading.Timer(_SLOW_SECONDS, self._note, (f"not made after {_SLOW_SECONDS:g} s",))
+        self._slow = threading.Timer(SLOW_SECONDS, self._note, (f"not made after {SLOW_SECONDS:g} s",))
         self._slow.daemon = True
         self._thread = threading.Thread(target=self._run, name="headrace-listeners-start", daemon=True)
 
@@ -91,7 +91,7 @@ class JobListeners:
                 if not warned:
                     logger.warning("The listeners start when the ledger answers: %s", error)
                 warned = True
-                self._stopped.wait(_RETRY_SECONDS)
+                self._stopped.wait(RETRY_SECONDS)
                 continue
             self._bus = bus
             if self._stopped.is_set():

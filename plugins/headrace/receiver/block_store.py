@@ -62,9 +62,9 @@ _FIRST_WAIT_SECONDS = 0.2
 # A failover of Postgres, or a busy SQLite. The frames are durable and their outcome must be known before the next write
 # (at most one write of an epoch is undecided, rule 10), so the receiver waits and does not write them again.
 LEDGER_TIMEOUT_SECONDS = 60.0
-# While the disk is full: the first and the longest wait before it is checked again.
-_FIRST_CHECK_SECONDS = 0.5
-_LONGEST_CHECK_SECONDS = 10.0
+FIRST_CHECK_SECONDS = 0.5
+LONGEST_CHECK_SECONDS = 10.0
+"""While the disk is full: the first and the longest wait before it is checked again."""
 # Of each part of storing, so many durations are averaged; that a part is slow is logged this often.
 _RECENT = 10
 _WARN_SECONDS = 60.0
@@ -323,10 +323,10 @@ class BlockStore:
         """Wait until the disk has room for blocks of ``nbytes``. ``waited``: number of earlier waits for this block."""
         self._pausing.disk_is_full(error)
         needed = max(_ROOM_BLOCKS * nbytes, _ROOM_BYTES)
-        seconds = min(_LONGEST_CHECK_SECONDS, _FIRST_CHECK_SECONDS * 2 ** min(waited, 8))
+        seconds = min(LONGEST_CHECK_SECONDS, FIRST_CHECK_SECONDS * 2 ** min(waited, 8))
         self._wait(seconds)
         while not room_for(self._disk_url, needed):
-            seconds = min(_LONGEST_CHECK_SECONDS, seconds * 2)
+            seconds = min(LONGEST_CHECK_SECONDS, seconds * 2)
             self._wait(seconds)
 
     def _add(self, infos: Sequence[BlockInfo], frames: Sequence[WrittenFrame]) -> None:

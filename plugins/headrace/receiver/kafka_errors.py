@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 _ERROR = "its topic may not be described, so that its records are not stored; let the connection's user DESCRIBE it"
-_READ_AGAIN_SECONDS = 10.0
+READ_AGAIN_SECONDS = 10.0
+"""After this time the records of a topic that may not be described are read again."""
 
 
 class UnauthorizedTopics:
@@ -89,7 +90,7 @@ class UnauthorizedTopics:
                 if self._event_times is not None:
                     # The records that were read and not stored do not count.
                     self._event_times.forget(partition)
-                self._source.put_back(partition, next_offset, _ERROR, seconds=_READ_AGAIN_SECONDS)
+                self._source.put_back(partition, next_offset, _ERROR, seconds=READ_AGAIN_SECONDS)
             # What was read before must be dropped before the partition is stored again.
             self._generator.after_push(partial(self._withheld.discard, partition))
 
@@ -260,7 +261,8 @@ def _offsets_of(converted: Converted, partition: TopicPartition) -> np.ndarray[A
 
 # Timeout of one query to Kafka; the other partitions wait meanwhile.
 _QUERY_SECONDS = 5.0
-_FIRST_BACKOFF_SECONDS = 1.0
+FIRST_BACKOFF_SECONDS = 1.0
+"""The time between a failed query about a partition's offsets and the next one; it doubles each time."""
 _LONGEST_BACKOFF_SECONDS = 60.0
 # The longest backoff is reached by then. After a thousand doublings the power would overflow a float.
 _MAX_DOUBLINGS = 10
@@ -429,7 +431,7 @@ class PartitionErrors:
         self.assign((owned.partition.topic, owned.partition.partition), until_offset)
 
     def back_off(self, owned: OwnedPartition, error: str) -> None:
-        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MAX_DOUBLINGS))
+        seconds = min(_LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MAX_DOUBLINGS))
         logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
         owned.attempts += 1
         self.wait_for(owned, error, seconds)

@@ -61,8 +61,9 @@ from headrace.wal.writer import SegmentSettings, WriteAheadLogWriter
 logger = logging.getLogger(__name__)
 
 
-# While stopping: for how long Kafka may fail to confirm the topic ids of records that are still to be stored.
-_DRAIN_TIMEOUT_SECONDS = 15.0
+DRAIN_SECONDS = 15.0
+"""How long a receiver that stops tries to store what it has read: Kafka may not confirm the topics' ids, or the disk be
+full."""
 _POLL_SECONDS = 0.05
 _MAX_RECORDS = 1_000_000
 
@@ -233,13 +234,13 @@ class ReceiverSupervisor:
         """From now on the thread that stores gives up after a while."""
         if not self._drains:
             self._drains = True
-            self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
+            self._heartbeat.drain_until(self._clock.monotonic() + DRAIN_SECONDS)
 
     # -- draining and ending ---------------------------------------------------------------------------------------
 
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone. Returns the error that ended the receiver."""
-        self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
+        self._heartbeat.drain_until(self._clock.monotonic() + DRAIN_SECONDS)
         self._generator.stop(give_up=lambda: self._find_hang() is not None)
         if self._hang is not None:
             return self._hang

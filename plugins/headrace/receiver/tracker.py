@@ -178,7 +178,8 @@ _OUTAGE_POLL_SECONDS = 2.0
 _HEALTH = frozenset({"kafka", "missing"})
 # A graceful stop waits this long for receivers to drain. Then they are cancelled; this is safe, records are read again.
 STOP_SECONDS = 60.0
-_STOP_POLL_SECONDS = 5.0
+STOP_POLL_SECONDS = 5.0
+"""While the ledger does not answer: how often the job looks in the stream's folder for a request to stop."""
 
 
 class TrackerEnd(StrEnum):
@@ -348,7 +349,7 @@ class ReceiverTracker:
     def _stop_request(self) -> str | None:
         if self._clock.monotonic() < self._next_stop_poll:
             return None
-        self._next_stop_poll = self._clock.monotonic() + _STOP_POLL_SECONDS
+        self._next_stop_poll = self._clock.monotonic() + STOP_POLL_SECONDS
         acquired_ms = self._lease.lease_until_ms - self._lease.lease_ms
         return find_stop_request(self._context.storage, since_ms=max(self._now_ms, acquired_ms))
 

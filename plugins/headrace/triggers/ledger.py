@@ -72,8 +72,8 @@ def in_triggerer(deferrable: bool | None) -> bool:
 FIRST_POLL_SECONDS = 1.0
 """How long a task polls in place before it defers, in seconds: a deferral and resume costs 2.2 s."""
 _FIRST_POLL_EVERY = 0.1
-# How often a watcher retries a ledger that has another version or does not exist yet, in seconds.
-_RETRY_SECONDS = 30.0
+RETRY_SECONDS = 30.0
+"""How often a watcher retries a ledger that has another version or does not exist yet, in seconds."""
 # The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles. When
 # the ledger answers again, a batch that waits for its blocks goes on within this time.
 _LONGEST_PAUSE = 5.0
@@ -184,10 +184,10 @@ class LedgerWatcher(LedgerTrigger, BaseEventTrigger):
                     # missing, for example.
                     self.log.warning(
                         "The ledger cannot be read, trying again in %.0f s: %s: %s",
-                        _RETRY_SECONDS, type(error).__name__, error,
+                        RETRY_SECONDS, type(error).__name__, error,
                     )  # fmt: skip
                     await self._close()
-                    await asyncio.sleep(_RETRY_SECONDS)
+                    await asyncio.sleep(RETRY_SECONDS)
                     continue
                 await self.remember()
                 yield TriggerEvent(payload)  # type: ignore[no-untyped-call]

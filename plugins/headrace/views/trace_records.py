@@ -147,7 +147,8 @@ MAX_BATCHES = 10_000
 """The most batch times that a search reads by default, including those without records."""
 
 _BATCHES_AT_ONCE = 100
-_PROGRESS_RECORDS = 200_000
+PROGRESS_RECORDS = 200_000
+"""A search reports its progress after so many records."""
 _STALL_SECONDS = 15.0
 
 
@@ -287,7 +288,7 @@ class _Search:
             )
 
     def _report(self, batch_time_ms: int) -> None:
-        if self._records - self._reported >= _PROGRESS_RECORDS:
+        if self._records - self._reported >= PROGRESS_RECORDS:
             self._reported = self._records
             self._progress(
                 f"{self._records:,} records searched, back to batch {time_text(batch_time_ms)}: "

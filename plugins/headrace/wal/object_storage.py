@@ -102,8 +102,10 @@ class ObjectStorage:
         return joined(self._root, checked_path(path))
 
 
-_CALL_SECONDS = 300.0
-_LISTING_SECONDS = 900.0
+CALL_SECONDS = 300.0
+"""How long an object storage has for a call that moves no bytes."""
+LISTING_SECONDS = 900.0
+"""How long it has for the list of a stream's objects."""
 # The slowest link on which a read may take longer.
 _BYTES_PER_SECOND = 16 * 1024
 
@@ -141,8 +143,8 @@ class FsspecClient:
 
     A `put` has ``write_timeout_s`` seconds, with the driver's own retries. These alone may take minutes: s3fs waits
     15 s for an answer and tries five times, and botocore tries each of them again. None: no bound of ours. A driver
-    without asyncio (memory) cannot be interrupted. Other calls have `_CALL_SECONDS`, or
-    `_LISTING_SECONDS`, and what their bytes take.
+    without asyncio (memory) cannot be interrupted. Other calls have `CALL_SECONDS`, or `LISTING_SECONDS`, and what
+    their bytes take.
     """
 
     def __init__(self, filesystem: Any, write_timeout_s: float | None = None) -> None:
@@ -187,14 +189,14 @@ class FsspecClient:
 
     def get(self, path: str, offset: int, length: int, **limit: float) -> Data:
         # The timeout of a read begins again with each byte.
-        limit = limit or self._in_all(_CALL_SECONDS + length / _BYTES_PER_SECOND)
+        limit = limit or self._in_all(CALL_SECONDS + length / _BYTES_PER_SECOND)
         data: bytes = self._fs.cat_file(path, start=offset, end=offset + length, **limit)
         return data
 
     def size(self, path: str, **limit: float) -> int | None:
         self._fs.invalidate_cache()
         try:
-            info = self._fs.info(path, **(limit or self._in_all(_CALL_SECONDS)))
+            info = self._fs.info(path, **(limit or self._in_all(CALL_SECONDS)))
         except FileNotFoundError:
             return None
         return int(info["size"]) if info["type"] == "file" else None
@@ -202,12 +204,12 @@ class FsspecClient:
     def paths(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            return list(self._fs.find(path, **self._in_all(_LISTING_SECONDS)))
+            return list(self._fs.find(path, **self._in_all(LISTING_SECONDS)))
         except FileNotFoundError:
             return []
 
     def delete(self, path: str) -> None:
-        self._fs.rm_file(path, **self._in_all(_CALL_SECONDS))
+        self._fs.rm_file(path, **self._in_all(CALL_SECONDS))
 
 
 def open_object_storage(url: str, write_timeout_s: float | None = None) -> ObjectStorage:

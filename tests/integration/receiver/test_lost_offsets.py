@@ -116,7 +116,7 @@ def test_a_damaged_batch_fails_its_partition_and_is_a_gap_once_its_records_are_d
     rig: Any, server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records around the batch are received; none of its offsets is skipped before a person deletes them."""
-    monkeypatch.setattr(kafka_errors, "_FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(kafka_errors, "FIRST_BACKOFF_SECONDS", 0.01)
     rig.create(partitions=2)
     for tag, records in (("good", 7), ("rotten", 300), ("after", 5)):
         rig.produce(records, tag=tag, settings={"linger.ms": 1_000, "batch.num.messages": 1_000})
@@ -147,7 +147,7 @@ def test_a_batch_that_the_broker_cannot_serve_fails_its_partition_and_is_read_wh
     rig: Any, server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch whose length is damaged: the broker refuses the fetch, and serves nothing after it."""
-    monkeypatch.setattr(kafka_errors, "_FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(kafka_errors, "FIRST_BACKOFF_SECONDS", 0.01)
     rig.create(partitions=2)
     for tag in ("good", "rotten", "after"):
         rig.produce(1, tag=tag)

@@ -42,7 +42,7 @@ HISTORY = timedelta(seconds=60)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slack."""
-    monkeypatch.setattr(cleanup, "_SLACK_BATCHES", 0)
+    monkeypatch.setattr(cleanup, "SLACK_BATCHES", 0)
     monkeypatch.setattr(ledger_cleanup, "CHUNK", 10)
 
 

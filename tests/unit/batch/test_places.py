@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headrace.batch import places
 from headrace.batch.places import PLACE, accept, newest_place, place_of
 from headrace.clock import ManualClock
 from headrace.elasticsearch.target import ConcreteIndex
@@ -17,10 +16,12 @@ from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
 START_MS = 1_700_000_000_000
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="orders")
+BATCHES = 31
+"""More than are searched one by one."""
 
 
 class Orders:
-    """A stream with ten allocated batches."""
+    """A stream with allocated batches."""
 
     def __init__(self, folder: Path) -> None:
         stream = Stream(
@@ -37,8 +38,8 @@ class Orders:
         self.ledger.streams.register(
             "orders", self._definition, batch_interval_ms=10_000, block_interval_ms=200, outputs=stream.steps
         )
-        self.clock.advance(200_000)
-        for number in range(1, 11):
+        self.clock.advance(10_000 * (BATCHES + 1))
+        for number in range(1, BATCHES + 1):
             self.ledger.allocations.allocate("orders", self.time(number), manifest_uri="m", manifest_sha256="0")
 
     def time(self, number: int) -> int:
@@ -85,15 +86,11 @@ def test_the_place_is_that_of_the_batch_that_was_written_last(orders: Orders) ->
     )
 
 
-def test_a_place_is_found_behind_days_without_records(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_ROWS", 1)
-    monkeypatch.setattr(places, "_ROWS_ANY", 1)
+def test_a_place_is_found_behind_days_without_records(orders: Orders) -> None:
     orders.write(1, written_to("orders-1"))
-    orders.write(
-        2, {"rows": 3, PLACE: place_of(OUTPUT.model_copy(update={"index": "others"}), ConcreteIndex("others", "u"))}
-    )
-    for number in range(3, 11):
-        orders.write(number, {"rows": 0})
+    elsewhere = place_of(OUTPUT.model_copy(update={"index": "others"}), ConcreteIndex("others", "u"))
+    for number in range(2, BATCHES + 1):
+        orders.write(number, {"rows": 3, PLACE: elsewhere} if number < 10 else {"rows": 0})
     assert orders.index() == "orders-1"
 
 

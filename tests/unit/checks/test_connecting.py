@@ -177,7 +177,7 @@ def test_an_elasticsearch_that_is_away(tmp_path: Path) -> None:
 def test_a_kafka_that_is_away_is_named_with_the_clients_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "HOPE_SECONDS", 0.2)
     (checked,) = check_part(make(tmp_path).inputs[0])
     assert checked.where == CLOSED
     assert f"Kafka at {CLOSED} cannot be asked" in (checked.error or "")
@@ -225,7 +225,7 @@ def test_a_ledger_that_cannot_be_made_or_opened(tmp_path: Path) -> None:
 def test_the_command_lists_every_check_and_fails_where_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "HOPE_SECONDS", 0.2)
     definition = tmp_path / "shop.json"
     definition.write_text(make(tmp_path, outputs=ConsoleOutput()).to_json())
     reported = CliRunner().invoke(app, ["streams", "check", str(definition), "--connect"])

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -103,12 +104,19 @@ def test_all_that_follows_a_noun_is_left_to_the_command() -> None:
         parser.parse_args(["headrace", "stack", "up"])
 
 
+@pytest.fixture
+def look_up_by() -> Iterator[Callable[..., None]]:
+    """`connections.look_up_by` for this test."""
+    yield connections.look_up_by
+    connections.look_up_by(lambda _: None)
+
+
 def test_sparks_processes_of_a_command_get_the_streams_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_up_by: Callable[..., None]
 ) -> None:
     """Records that the log no longer has are read from Kafka by Spark's Python workers, which know the environment."""
     kafka, search = '{"conn_type": "kafka"}', '{"conn_type": "elasticsearch", "host": "es1"}'
-    monkeypatch.setattr(connections, "_lookups", [{"brokers": kafka, "search": search, "other": "{}"}.get])
+    look_up_by({"brokers": kafka, "search": search, "other": "{}"}.get)
     for name in ("BROKERS", "SEARCH", "OTHER"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "")
     monkeypatch.setenv("AIRFLOW_CONN_SEARCH", "http://given")

@@ -64,8 +64,8 @@ def test_a_server_that_ends_while_it_starts_again_is_the_service_managers(
     injector: FaultInjector, server: Sleeper, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Airflow's components do whose database is down as well."""
-    monkeypatch.setattr(services_module, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(services_module, "_RESTART_SECONDS", 0.1)
+    monkeypatch.setattr(services_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(services_module, "RESTART_SECONDS", 0.1)
     with injector._services:
         thread = threading.Thread(target=injector.inject, args=(fault("kafka kill -9", hold=1.0),))
         thread.start()
@@ -121,7 +121,7 @@ def test_a_ledger_is_deleted_and_the_stream_killed(
 def test_a_ledger_that_cannot_be_deleted_is_a_miss(
     injector: FaultInjector, targets: Found, process: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fault_injector, "TIMEOUT_SECONDS", 0.1)
     targets.groups.append([process])
     injection = injector.inject(fault("ledger deleted"))
     assert not injection.hit
@@ -129,7 +129,7 @@ def test_a_ledger_that_cannot_be_deleted_is_a_miss(
 
 
 def test_a_target_that_never_comes_is_a_miss(injector: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fault_injector, "TIMEOUT_SECONDS", 0.1)
     injection = injector.inject(fault("batch kill -9"))
     assert not injection.hit
     assert "there was no batch" in str(injection.missed)
@@ -138,7 +138,7 @@ def test_a_target_that_never_comes_is_a_miss(injector: FaultInjector, monkeypatc
 def test_a_target_that_has_just_ended_does_not_count(
     injector: FaultInjector, targets: Found, process: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(fault_injector, "TIMEOUT_SECONDS", 0.2)
     process.kill()
     wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
     targets.groups = [[process]]
@@ -176,7 +176,7 @@ def of_links(
     targets: Found, journal: Journal, link: Link, pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> FaultInjector:
     """With a link to Kafka."""
-    monkeypatch.setattr(fault_injector, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(fault_injector, "LOOK_SECONDS", 0.01)
     return FaultInjector(
         targets=targets,
         services=Services({}, journal),
@@ -212,7 +212,7 @@ def test_each_fault_of_a_link_hits_what_goes_through_it_and_ends(
 
 
 def test_a_link_that_nothing_goes_through_is_a_miss(of_links: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fault_injector, "TIMEOUT_SECONDS", 0.1)
     injection = of_links.inject(fault("kafka-link cut"))
     assert not injection.hit
     assert "nothing went through" in str(injection.missed)

@@ -82,7 +82,7 @@ def syncs(tmp_path: Path) -> SlowSyncs:
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hammer."""
-    monkeypatch.setattr(fault_injector, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(fault_injector, "LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_the_ledger_is_shrunk_before_its_disk_is_full(
 def test_a_disk_is_full_only_while_somebody_writes_to_the_log(
     injector: FaultInjector, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fault_injector, "TIMEOUT_SECONDS", 0.1)
     assert "nobody wrote to the log" in str(injector.inject(fault("ledger-disk full")).missed)
     assert not done
 

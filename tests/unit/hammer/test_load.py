@@ -12,8 +12,8 @@ from headrace.devstack.server import free_port
 
 
 def test_a_producer_that_is_stuck_is_replaced_and_its_records_count_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STUCK_SECONDS", 0.3)
-    monkeypatch.setattr(module, "_FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.3)
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 1.0)
     load = Load(f"127.0.0.1:{free_port()}", "hammer", records(1), rate=200)
     load.start()
     wait_until(lambda: load.purged > 0)

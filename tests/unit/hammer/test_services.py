@@ -12,8 +12,8 @@ from tests.unit.hammer.conftest import Sleeper, wait_until
 @pytest.fixture
 def services(server: Sleeper, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> Services:
     """With hardly any retry_budget."""
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(module, "_RESTART_SECONDS", 0.1)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "RESTART_SECONDS", 0.1)
     return Services({server.name: server}, journal)
 
 

@@ -61,7 +61,9 @@ class Clicks:
         where = TopicPartition("clicks", self.topic_id, 0)
         return RangeRun.of([RecordedRange(where, start, end, end - start, epoch) for start, end, epoch in ranges])
 
-    def reader(self, *, stall_seconds: float = 5.0, compacted: bool = False) -> KafkaRangeReader:
+    def reader(
+        self, *, stall_seconds: float = 5.0, compacted: bool = False, questions: OffsetQuestions | None = None
+    ) -> KafkaRangeReader:
         def make(config: Mapping[str, Any]) -> FakeConsumer:
             self.consumers.append(self.kafka.consumer(config))
             return self.consumers[-1]
@@ -70,7 +72,7 @@ class Clicks:
             RangeClients.of(KafkaInput(bootstrap_servers="nowhere:1", topics="clicks")),
             stall_seconds=stall_seconds,
             consumer_factory=make,
-            questions=Questions(self.kafka, compacted=compacted),
+            questions=questions or Questions(self.kafka, compacted=compacted),
         )
 
     def read(self, *runs: RangeRun, **options: Any) -> list[tuple[int, int, bytes]]:
@@ -251,9 +253,7 @@ def test_a_topic_of_the_same_name_is_not_taken_for_it(clicks: Clicks) -> None:
     assert not returned
 
 
-def test_a_broker_that_is_away_when_the_topics_are_checked_may_come_back(
-    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_is_away_when_the_topics_are_checked_may_come_back(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a")
     silent = [RangesUnreadableError("Kafka does not describe clicks")]
 
@@ -263,15 +263,12 @@ def test_a_broker_that_is_away_when_the_topics_are_checked_may_come_back(
                 raise silent.pop()
             return super().topic_ids(topics)
 
-    with clicks.reader() as reader:
-        monkeypatch.setattr(reader, "_questions", OnceAway(clicks.kafka))
+    with clicks.reader(questions=OnceAway(clicks.kafka)) as reader:
         assert sum(batch.num_rows for batch in reader.read([clicks.run(0, 0, (1, 1))])) == 1
     assert not silent
 
 
-def test_a_counted_range_whose_records_come_at_once_costs_one_query(
-    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_counted_range_whose_records_come_at_once_costs_one_query(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a", b"b")
     asked: list[Collection[str]] = []
 
@@ -280,17 +277,14 @@ def test_a_counted_range_whose_records_come_at_once_costs_one_query(
             asked.append(topics)
             return super().topic_ids(topics)
 
-    with clicks.reader() as reader:
-        monkeypatch.setattr(reader, "_questions", Listening(clicks.kafka))
+    with clicks.reader(questions=Listening(clicks.kafka)) as reader:
         assert sum(batch.num_rows for batch in reader.read([clicks.run(0, 0, (2, 2))])) == 2
         assert len(asked) == 1
         list(reader.read([clicks.run(0, 0, (2, None))]))
         assert len(asked) == 3, "not counted: records may be missing at its end"
 
 
-def test_a_user_who_may_not_describe_the_topics_is_refused_at_once(
-    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_who_may_not_describe_the_topics_is_refused_at_once(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a")
     asked = 0
 
@@ -302,10 +296,11 @@ def test_a_user_who_may_not_describe_the_topics_is_refused_at_once(
         return {"clicks": future}
 
     admin = SimpleNamespace(describe_topics=describe_topics)
-    with clicks.reader(stall_seconds=3) as reader:
-        monkeypatch.setattr(reader, "_questions", OffsetQuestions(admin))
-        with pytest.raises(RangesUnreadableError, match="does not describe clicks"):
-            list(reader.read([clicks.run(0, 0, (1, 1))]))
+    with (
+        clicks.reader(stall_seconds=3, questions=OffsetQuestions(admin)) as reader,
+        pytest.raises(RangesUnreadableError, match="does not describe clicks"),
+    ):
+        list(reader.read([clicks.run(0, 0, (1, 1))]))
     assert asked == 1
 
 

@@ -143,7 +143,7 @@ def test_no_client_is_made_without_a_token_and_the_reason_names_connection_and_h
 def test_a_function_that_hangs_has_an_end_and_is_not_called_a_second_time_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tokens, "_SECONDS", 0.2)
+    monkeypatch.setattr(tokens, "TOKEN_SECONDS", 0.2)
     hangs = threading.Event()
     outcomes[:] = [hangs]
     with pytest.raises(TokenError, match=r"it did not end within 0\.2 s"):
@@ -152,7 +152,7 @@ def test_a_function_that_hangs_has_an_end_and_is_not_called_a_second_time_meanwh
         source({"oauth_cb": HERE}).token(None)
     assert len(made) == 1
     hangs.set()
-    monkeypatch.setattr(tokens, "_SECONDS", 30.0)
+    monkeypatch.setattr(tokens, "TOKEN_SECONDS", 30.0)
     assert source({"oauth_cb": HERE}).token(None)[0] == "a.b.c"
 
 

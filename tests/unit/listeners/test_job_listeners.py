@@ -71,7 +71,7 @@ def test_listeners_that_take_long_to_be_made_are_in_the_jobs_attributes(
     gate: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job_listeners, "_SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(job_listeners, "SLOW_SECONDS", 0.01)
     listeners = started(gate.wait)
     wait_until(lambda: status(world) is not None)
     assert status(world) == {"headrace.listeners": {"error": "not made after 0.01 s"}}
@@ -99,7 +99,7 @@ def test_listeners_start_when_the_ledger_answers_again(
             raise LedgerUnavailableError("it does not answer")
         return open_cursors(*given)
 
-    monkeypatch.setattr(job_listeners, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(job_listeners, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(world.ledger.listener_cursors, "open", flaky)
     listeners = started()
     gaps(world, 0)

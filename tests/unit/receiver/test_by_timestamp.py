@@ -191,7 +191,7 @@ def test_records_that_are_read_again_keep_the_batches_of_their_timestamps(
 ) -> None:
     """They were read and not stored, because their topic might not be described for a while."""
     # A heartbeat comes before it, as with the 10 s of every receiver.
-    monkeypatch.setattr(kafka_errors, "_READ_AGAIN_SECONDS", 2.0)
+    monkeypatch.setattr(kafka_errors, "READ_AGAIN_SECONDS", 2.0)
     setting = make_timed(1)
     refuse_topic_ids(monkeypatch, setting.ends)
     with setting.running():

@@ -40,8 +40,8 @@ from headrace.wal.storage import open_storage
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_store, "_FIRST_CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(block_store, "_LONGEST_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(block_store, "FIRST_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(block_store, "LONGEST_CHECK_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_no_write_is_tried_before_there_is_room(setting: Setting, monkeypatch: p
 
 
 def test_a_stop_does_not_wait_for_a_full_disk(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_DRAIN_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "DRAIN_SECONDS", 0.5)
     setting.kafka.produce("flights", 0, b"a")
     running = setting.start(storage=Disk(setting.storage))
     eventually(lambda: "disk is full" in setting.paused_for())
@@ -245,7 +245,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Event:
 def test_a_stop_does_not_wait_for_a_full_disk_though_a_record_waits_for_room(
     blocked: Setting, waits: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_DRAIN_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "DRAIN_SECONDS", 0.5)
     disk = SlowDisk(blocked.storage)
     running = blocked.start(storage=disk)
     assert waits.wait(30)

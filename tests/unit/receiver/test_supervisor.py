@@ -277,7 +277,7 @@ def test_a_receiver_keeps_to_its_rate(
 def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_again(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_errors, "_READ_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(kafka_errors, "READ_AGAIN_SECONDS", 0.2)
     monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
     setting.assign(0, 0)
     refuse_topic_ids(monkeypatch, setting.ends)

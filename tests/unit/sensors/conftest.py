@@ -10,7 +10,6 @@ from uuid import uuid4
 import pytest
 from tests.unit.runs.readiness.conftest import clock, ledger, stream
 
-from headrace.hooks import ledger as ledger_hook
 from headrace.ledger import Ledger
 from headrace.triggers import ledger as triggers
 
@@ -26,7 +25,7 @@ def _defer_by_default(monkeypatch):
 @pytest.fixture(autouse=True)
 def _look_at_once_by_the_same_clock(monkeypatch, clock):
     """Sensors open the ledger themselves."""
-    monkeypatch.setattr(ledger_hook, "_open", partial(Ledger.open, clock=clock))
+    monkeypatch.setattr(Ledger, "open", partial(Ledger.open, clock=clock))
     monkeypatch.setattr(triggers, "FIRST_POLL_SECONDS", 0.0)
 
 

@@ -179,7 +179,7 @@ class TestRun:
         ],
     )
     def test_a_ledger_that_cannot_be_read_is_waited_for(self, opened, monkeypatch, error):
-        monkeypatch.setattr("headrace.triggers.ledger._RETRY_SECONDS", 0.01)
+        monkeypatch.setattr("headrace.triggers.ledger.RETRY_SECONDS", 0.01)
         opened.now, failures = 9000, [error, error]
 
         def unclaimed(stream):

@@ -357,8 +357,8 @@ class SilentStore(HangingStore):
 def test_a_call_of_an_object_store_has_an_end(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[LogStorage], object]
 ) -> None:
-    monkeypatch.setattr(object_storage, "_CALL_SECONDS", 0.2)
-    monkeypatch.setattr(object_storage, "_LISTING_SECONDS", 0.2)
+    monkeypatch.setattr(object_storage, "CALL_SECONDS", 0.2)
+    monkeypatch.setattr(object_storage, "LISTING_SECONDS", 0.2)
     storage = ObjectStorage(FsspecClient(SilentStore()), "bucket", "s3://bucket")
     began = time.monotonic()
     with pytest.raises(StorageError, match="no answer in"):

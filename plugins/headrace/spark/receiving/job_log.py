@@ -23,7 +23,8 @@ MAX_BYTES = 16 * 1024 * 1024
 KEPT_PARTS = 7
 """The parts kept besides the file itself. At INFO a job writes 40 to 100 MB a day, a tenth of it compressed."""
 
-_POLL_SECONDS = 10.0
+POLL_SECONDS = 10.0
+"""How often the size of the log is looked at."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def bounded_log() -> Iterator[None]:
 
 
 def _watch(log: Path, over: threading.Event) -> None:
-    while not over.wait(_POLL_SECONDS):
+    while not over.wait(POLL_SECONDS):
         try:
             if rotate(log):
                 logger.info("The earlier lines of this log are in %s.1.gz.", log)

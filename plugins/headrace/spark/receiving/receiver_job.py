@@ -41,14 +41,15 @@ RENEW_SECONDS = 5.0
 _CANCEL_SECONDS = 10.0
 # Cancelling can hang on a lost executor, and the ledger's calls on a lost server.
 _END_SECONDS = 30.0
-# How long a job waits for a ledger that does not answer, at its start, and when it has to record that it has stopped. A
-# job that starts would otherwise fail, and the next one would first have to start Spark. A job that has stopped counts
-# as dead then, and its task in Airflow as failed.
-_PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 300.0
+"""How long a job waits for a ledger that does not answer, at its start, and when it has to record that it has stopped.
+
+A job that starts would otherwise fail, and the next one would first have to start Spark. A job that has stopped counts
+as dead then, and its task in Airflow as failed."""
 _REPEAT_SECONDS = 2.0
 ERROR_CHARACTERS = 2_000
-# How long the end of a stopped job waits for listeners, before their cursors are written.
-_LISTENERS_SECONDS = 10.0
+LISTENERS_SECONDS = 10.0
+"""How long the end of a stopped job waits for listeners, before their cursors are written."""
 # The same for a failed job, and for its cursors: the next job waits for the lease, which nothing renews any more.
 _FAILED_LISTENERS_SECONDS = 1.0
 
@@ -86,7 +87,7 @@ class ReceiverJob:
         try:
             self._listeners = JobListeners(self._context, self._lease, partial(add_py_files, self._stream))
             self._listeners.start()
-            self._until_answered(self._check_storage, _PATIENCE_SECONDS, "the job waits with its start")
+            self._until_answered(self._check_storage, PATIENCE_SECONDS, "the job waits with its start")
             threading.Thread(target=self._check_inputs, name="headrace-check", daemon=True).start()
             report = self._track(*self._join(open_application))
             if report.end in (TrackerEnd.STOPPED, TrackerEnd.FORCED):
@@ -132,7 +133,7 @@ class ReceiverJob:
         def running() -> None:
             self._ledger.jobs.update(self._lease, state=JobState.RUNNING, attributes=application.attributes())
 
-        self._until_answered(running, _PATIENCE_SECONDS, "the job waits with its receivers")
+        self._until_answered(running, PATIENCE_SECONDS, "the job waits with its receivers")
         return application, self._launcher
 
     def _track(self, application: ReceiverApplication, launcher: SparkReceiverLauncher) -> TrackerReport:
@@ -168,8 +169,8 @@ class ReceiverJob:
 
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
         """End the receivers, the listeners, then the lease. A step that fails does not prevent the next one."""
-        release_seconds = _PATIENCE_SECONDS if state is JobState.STOPPED else 0.0
-        most = _END_SECONDS + _LISTENERS_SECONDS + LAST_SAVE_SECONDS + release_seconds
+        release_seconds = PATIENCE_SECONDS if state is JobState.STOPPED else 0.0
+        most = _END_SECONDS + LISTENERS_SECONDS + LAST_SAVE_SECONDS + release_seconds
         ending = threading.Timer(most, self._end_hangs, (exit_code,))
         ending.daemon = True
         ending.start()
@@ -192,7 +193,7 @@ class ReceiverJob:
         if state is JobState.FAILED:
             self._listeners.stop(_FAILED_LISTENERS_SECONDS, _FAILED_LISTENERS_SECONDS)
         else:
-            self._listeners.stop(_LISTENERS_SECONDS)
+            self._listeners.stop(LISTENERS_SECONDS)
 
     def release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
         """End the lease, with retries for ``release_seconds`` while the ledger does not answer."""

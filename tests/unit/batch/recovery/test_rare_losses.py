@@ -101,7 +101,7 @@ def test_a_late_block_follows_the_batch_that_was_sealed_before_it(receiving: Rec
 def test_a_partition_whose_batches_left_the_history_keeps_its_position(
     receiving: Receiving, lost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_gap: bool
 ) -> None:
-    monkeypatch.setattr(cleanup, "_SLACK_BATCHES", 0)
+    monkeypatch.setattr(cleanup, "SLACK_BATCHES", 0)
     limits = Limits(history=timedelta(seconds=60))
     receiving.stream = receiving.stream.model_copy(update={"limits": limits, "remember": timedelta(seconds=20)})
     receiving.store(1_000)

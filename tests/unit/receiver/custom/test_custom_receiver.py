@@ -547,9 +547,9 @@ def test_threads_that_do_not_end_are_reported_and_left(
 def test_a_stop_gives_up_what_a_full_disk_does_not_take(
     make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_store, "_FIRST_CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(block_store, "_LONGEST_CHECK_SECONDS", 0.2)
-    monkeypatch.setattr(supervisor, "_DRAIN_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(block_store, "FIRST_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(block_store, "LONGEST_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "DRAIN_SECONDS", 0.5)
     setting = make_custom(limits=Limits(max_block_bytes=1 << 20, max_queued_blocks=1))
     disk = Disk(setting.context.storage)
     setting.context = StreamContext(setting.context.stream, setting.ledger, storage=disk)

@@ -13,7 +13,6 @@ from tests.unit.receiver.kafka_receiver.setting import CONTROL, DAMAGED, GONE, S
 from headrace.blocks import OffsetRange
 from headrace.kafka.records import RecordChunk
 from headrace.ledger.receiving_tables import EpochEnd
-from headrace.receiver import kafka_errors
 from headrace.receiver.receiver import KafkaClientError
 from headrace.receiver.record_source import FetchState, Gap
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry
@@ -361,12 +360,11 @@ def test_what_an_epoch_is_known_by_may_be_gone_or_lie_beyond(end: EpochEnd) -> N
     assert setting.receiver.lost_offsets == 0
 
 
-def test_what_lies_far_behind_the_position_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_errors, "_MAX_PASSED_AGAIN", 2)
+def test_what_lies_far_behind_the_position_is_not_read_again() -> None:
     setting = Setting()
-    setting.kafka.produce("a", 0, *[b"1"] * 8)
-    setting.receiver.assign(setting.p0, 6, EpochEnd(0, 3))
-    assert setting.ranges() == [OffsetRange(setting.p0, 6, 8, 2)]
+    setting.kafka.produce("a", 0, *[b"1"] * 10_006)
+    setting.receiver.assign(setting.p0, 10_004, EpochEnd(0, 3))
+    assert setting.ranges() == [OffsetRange(setting.p0, 10_004, 10_006, 2)]
     assert setting.receiver.below_position == 0
 
 

@@ -366,7 +366,7 @@ def lost(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Setting:
     def away(*_: Any, **__: Any) -> None:
         raise LedgerUnavailableError("it does not answer")
 
-    monkeypatch.setattr(tracker, "_STOP_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(tracker, "STOP_POLL_SECONDS", 0.0)
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])
     monkeypatch.setattr(setting.ledger.jobs, "renew", away)

@@ -78,7 +78,7 @@ def test_a_log_is_emptied_even_if_no_part_can_be_written(log: Path, monkeypatch:
 
 
 def test_a_job_limits_the_log_that_the_environment_names(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_log, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(job_log, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(job_log, "MAX_BYTES", 3)
     monkeypatch.setenv(LOG_VARIABLE, str(log))
     append(log, "a line\n")

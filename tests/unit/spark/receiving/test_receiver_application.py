@@ -121,7 +121,7 @@ def test_an_application_that_allocates_executors_begins_with_the_minimum() -> No
 
 def test_a_start_that_fails_stops_what_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[bool] = []
-    session = SimpleNamespace(stop=lambda: stopped.append(True))
+    session = SimpleNamespace(stop=lambda: stopped.append(True), sparkContext=SimpleNamespace())
     builder = SimpleNamespace(config=lambda key, value: builder, getOrCreate=lambda: session)
 
     def too_few(*_: object, **__: object) -> None:
@@ -129,7 +129,7 @@ def test_a_start_that_fails_stops_what_was_started(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
     monkeypatch.setattr(receiver_application, "prepare_environment", lambda master: None)
-    monkeypatch.setattr(receiver_application, "_prepared", too_few)
+    monkeypatch.setattr(receiver_application, "send_code", too_few)
     with pytest.raises(TaskSlotsError):
         start_application(stream(), token=None)
     assert stopped == [True]

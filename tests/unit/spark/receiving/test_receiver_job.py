@@ -191,7 +191,7 @@ def test_a_ledger_that_stays_away_keeps_no_job_that_starts(
         return start(*arguments, **options)
 
     monkeypatch.setattr(receiver_process, "start_application", start_application)
-    monkeypatch.setattr(receiver_job, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(receiver_job, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(LedgerUnavailableError):
         ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run()
     assert spark.stopped
@@ -211,7 +211,7 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
 def test_a_ledger_that_stays_away_keeps_no_job_alive(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_job, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(receiver_job, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("headrace.spark.receiving.receiver_job._MAX_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
     assert ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
@@ -259,14 +259,17 @@ def test_a_shared_process_whose_start_fails_fails_the_requests_that_wait(
 
 
 class Listening(StreamListener):
-    """Notes the job epochs that it gets; with ``hangs``, it never comes back from the first call."""
+    """Notes the job epochs that it gets; with ``hangs``, it never comes back from the first call; without ``begins``,
+    it is never made."""
 
     epochs: ClassVar[list[int]] = []
     gate: ClassVar[threading.Event] = threading.Event()
 
-    def __init__(self, *, hangs: bool = False, fails: bool = False) -> None:
+    def __init__(self, *, hangs: bool = False, fails: bool = False, begins: bool = True) -> None:
         if fails:
             raise OSError("no server")
+        if not begins:
+            self.gate.wait()
         self._hangs = hangs
 
     def on_streaming_started(self, event: StreamingStarted) -> None:
@@ -300,7 +303,7 @@ def test_the_jobs_listeners_get_its_events_from_its_start_to_its_end(
 def test_a_listener_that_hangs_does_not_keep_the_job_from_ending(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_job, "_LISTENERS_SECONDS", 2.0)
+    monkeypatch.setattr(receiver_job, "LISTENERS_SECONDS", 2.0)
     hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
     assert run_with_listeners(stream, ledger, monkeypatch, hanging) == 0
     assert Listening.epochs == [1]
@@ -336,22 +339,21 @@ def test_a_job_that_stops_renews_its_lease_while_it_waits_for_a_listener(
 def test_receiving_does_not_wait_for_a_listener_whose_constructor_hangs(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_job, "_LISTENERS_SECONDS", 0.1)
-    gate = threading.Event()
-    monkeypatch.setattr(Listening, "__init__", lambda _: gate.wait())
-    assert run_with_listeners(stream, ledger, monkeypatch, Listener(reference="listening:Listening")) == 0
+    monkeypatch.setattr(receiver_job, "LISTENERS_SECONDS", 0.1)
+    unmade = Listener(reference="listening:Listening", arguments={"begins": False})
+    assert run_with_listeners(stream, ledger, monkeypatch, unmade) == 0
     assert ledger.jobs.current("clicks").state is JobState.STOPPED
-    gate.set()
+    Listening.gate.set()
 
 
 def test_a_failed_job_releases_its_lease_without_waiting_for_a_listener_that_hangs(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> int:
+    def fail(*_: object) -> None:
         raise RuntimeError("a test")
 
-    monkeypatch.setattr(receiver_job, "_LISTENERS_SECONDS", 120.0)
-    monkeypatch.setattr(ReceiverJob, "_track", fail)
+    monkeypatch.setattr(receiver_job, "LISTENERS_SECONDS", 120.0)
+    monkeypatch.setattr(receiver_job, "ReceiverTracker", fail)
     hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match="a test"):
@@ -388,7 +390,7 @@ def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(
 def test_a_kafka_that_is_away_is_in_the_jobs_log_and_the_ledger_while_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "HOPE_SECONDS", 0.2)
     stream = make(tmp_path, str(tmp_path / "storage"))
     with Ledger.open(stream.ledger) as ledger:
         ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)

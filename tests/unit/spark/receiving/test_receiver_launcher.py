@@ -192,6 +192,11 @@ def test_no_receiver_starts_while_an_executor_is_released(setting: Setting, monk
     setting.start(0)
 
 
+@pytest.fixture(autouse=True)
+def _asks_spark_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
+
+
 class Context:
     """Takes a job's group and pool."""
 
@@ -237,7 +242,6 @@ def test_the_launcher_asks_spark_for_a_receivers_executor_until_spark_knows_it(m
         return None if len(asked) == 1 else TWO
 
     monkeypatch.setattr(receiver_launcher, "executor_of_group", ask)
-    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
     handle = SparkReceiverHandle(Context(), task(0), "the group", (ONE, TWO), list)  # type: ignore[arg-type]
     assert [handle.running_on() for _ in range(3)] == [None, TWO, TWO]
     assert asked == ["the group"] * 2
@@ -272,7 +276,6 @@ def test_a_receiver_whose_executor_is_lost_has_ended_before_spark_gives_up(monke
     live = [ONE, TWO]
     monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
     monkeypatch.setattr(receiver_launcher, "executor_of_group", lambda *_: ONE)
-    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
     handle = SparkReceiverHandle(job, task(0), "the group", (ONE,), lambda: live)  # type: ignore[arg-type]
     live.remove(ONE)
     assert not handle.done(), "it is not known where it runs"
@@ -293,7 +296,6 @@ def on_two(monkeypatch: pytest.MonkeyPatch) -> Endless:
     job = Endless()
     monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
     monkeypatch.setattr(receiver_launcher, "executor_of_group", lambda *_: TWO)
-    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
     return job
 
 
@@ -352,7 +354,6 @@ def test_where_the_executors_are_not_known_no_receiver_is_taken_for_lost(monkeyp
     job = Endless()
     monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
     monkeypatch.setattr(receiver_launcher, "executor_of_group", lambda *_: ONE)
-    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
     handle = SparkReceiverHandle(job, task(0), "the group", (), list)  # type: ignore[arg-type]
     assert handle.running_on() == ONE
     assert not handle.done()

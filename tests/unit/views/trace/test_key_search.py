@@ -95,7 +95,7 @@ def test_all_waiting_times_are_searched_newest_first(keyed: Shop, monkeypatch: p
 def test_a_block_that_a_batch_takes_during_the_search_is_searched_once(
     keyed: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_records, "_PROGRESS_RECORDS", 1)
+    monkeypatch.setattr(trace_records, "PROGRESS_RECORDS", 1)
 
     def allocate(line: str) -> None:
         if "4 records" in line:
@@ -107,7 +107,7 @@ def test_a_block_that_a_batch_takes_during_the_search_is_searched_once(
 
 
 def test_progress_is_reported(keyed: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_records, "_PROGRESS_RECORDS", 8)
+    monkeypatch.setattr(trace_records, "PROGRESS_RECORDS", 8)
     lines: list[str] = []
     search_key(keyed.context, b"cup", progress=lines.append)
     assert len(lines) == 1 and lines[0].startswith("8 records searched, back to batch 2023-11-14T22:13:40Z: 2 found")

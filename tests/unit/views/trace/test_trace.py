@@ -74,7 +74,6 @@ def test_a_waiting_record_is_found_behind_more_waiting_times_than_are_read_at_on
     make_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_location, "_TIMES_OF_A_PAGE", 10)
-    monkeypatch.setattr(trace_location, "_TIMES_AT_ONCE", 4)
     shop: Shop = make_shop()
     for _ in range(45):
         shop.store({0: 1})
