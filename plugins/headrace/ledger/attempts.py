@@ -99,7 +99,7 @@ class Attempts(Repository):
         Raises:
             BatchNotFoundError: the batch was not allocated.
             AlreadyCompletedError: none of the outputs is left to run, and not ``force``.
-            StepsLostError: so it is, and what the batch still needs is no longer in the definition.
+            StepsLostError: none is left to run, and what the batch still needs is no longer in the definition.
             BatchRunningError: ``unless_running``, and a live attempt runs one of the outputs.
             BatchStateError: the batch was abandoned or absorbed into a later one, or the stream has no such output.
             SlotBusyError: other batches hold all the stream's slots with live leases.
