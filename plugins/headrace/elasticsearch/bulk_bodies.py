@@ -160,7 +160,7 @@ def prepare_rows(
 ) -> Preparation:
     """Sort a batch's rows into lines to send, dead letters and ignored tombstones.
 
-    ``identities``: the rows' ids and versions if they are known; by default they are computed from the rows.
+    ``identities``: where the rows' documents go, if it is known; by default it is computed from the rows.
     """
     identities = identities or identify(batch, options)
     documents = as_lines(batch.column(document_column(batch)))
@@ -228,7 +228,7 @@ def _lines(
     if tombstones is not None:
         deleted = _joined(_opening("delete"), quoted, *_closing(versions, options))
         written = pc.if_else(tombstones, deleted, written)
-    return PreparedRows(batch, kept, ids, versions, written, target=options.target)
+    return PreparedRows(batch, kept, ids, versions, written, target=identities.target)
 
 
 def _escaped(ids: Any) -> Any:

@@ -384,7 +384,7 @@ class DeadLetterReplay:
 
     def _index(self, letters: Sequence[StoredLetter], counts: ReplayCounts) -> dict[int, Reason]:
         """Send the documents. Returns the reasons of the refused letters, by their index."""
-        rows, identities = _rows(letters)
+        rows, identities = _rows(letters, self._options.target)
         preparation = prepare_rows(rows, self._options, identities=identities)
         counts.documents.ignored_tombstones += preparation.ignored_tombstones
         refused = dict(preparation.rejected)
@@ -429,10 +429,10 @@ def _by_versioning(letters: Sequence[StoredLetter]) -> Iterator[list[StoredLette
             yield group
 
 
-def _rows(letters: Sequence[StoredLetter]) -> tuple[pa.RecordBatch, Identities]:
+def _rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.RecordBatch, Identities]:
     """One row for each letter, with the letters' own ids and versions."""
     documents = pa.array([letter.document for letter in letters], pa.large_binary())
     ids = pa.array([str(letter.fields["document_id"]) for letter in letters], pa.large_string())
     versions = [letter.fields.get("version") for letter in letters]
     numbers = None if versions[0] is None else pa.array(versions, pa.int64())
-    return pa.record_batch({columns.DOCUMENT: documents}), Identities(ids, numbers, {})
+    return pa.record_batch({columns.DOCUMENT: documents}), Identities(ids, numbers, {}, target)

@@ -169,7 +169,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         original = OriginalRecord(_as_bytes(cell(columns.KEY)), document, headers, _timestamp_ms(batch, row))
         document = None
     rejected_before = reason.type == REJECTED_BEFORE
-    document_id, version = _identity(batch, row, options)
+    target, document_id, version = _identity(batch, row, options)
     incarnation = cell(columns.INCARNATION)
     # No two rows of a batch have the same id (`DuplicateIdCheck`), except rows of one key with different versions.
     has_own_id = (
@@ -185,7 +185,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         reason,
         original,
         document,
-        options.target,
+        target,
         _row_id(batch, row, options),
         task=0 if has_own_id else options.task,
         document_id=None if rejected_before else document_id,
@@ -217,12 +217,13 @@ def _digest(*held: Any) -> str:
     return hashlib.sha256(repr(held).encode()).hexdigest()[:32]
 
 
-def _identity(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> tuple[str | None, int | None]:
-    """The id and the version of the row's document; both are None if it has no usable id or version."""
+def _identity(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> tuple[Target, str | None, int | None]:
+    """Where the row's document was to go, its id and its version; both are None if it has no usable id or version."""
     identities = identify(batch.slice(row, 1), options)
     if identities.rejected:
-        return None, None
-    return identities.ids[0].as_py(), None if identities.versions is None else identities.versions[0].as_py()
+        return identities.target, None, None
+    version = None if identities.versions is None else identities.versions[0].as_py()
+    return identities.target, identities.ids[0].as_py(), version
 
 
 def _timestamp_ms(batch: pa.RecordBatch, row: int) -> int | None:

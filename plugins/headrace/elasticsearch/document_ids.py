@@ -16,6 +16,7 @@ from headrace.blocks import TopicPartition
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, VersionSource
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.verdicts import Reason
 
 MAX_ID_BYTES = 512
@@ -29,7 +30,8 @@ NEGATIVE_VERSION = "negative_version"
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Per row: ``ids`` (large_string) and, if documents are versioned, ``versions`` (int64).
+    """Where each row's document goes: its ``target``, ``ids`` (large_string) and, if documents are versioned,
+    ``versions`` (int64).
 
     ``rejected`` has the rows without a usable id or version; the arrays' values of these rows are null or invalid.
     """
@@ -37,10 +39,12 @@ class Identities:
     ids: Any
     versions: Any | None
     rejected: dict[int, Reason]
+    target: Target
+    """That of all rows: an output has one index."""
 
 
 def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
-    """The ids and versions of a batch's rows (columns as in ``columns``).
+    """The targets, ids and versions of a batch's rows (columns as in ``columns``).
 
     Raises UnsuitableRowsError if a column's type, or a null in the record's coordinates, allows no id or version.
     """
@@ -50,7 +54,7 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
         if options.id_columns:
             ids = _appended(ids, row_parts(batch, options, rejected))
         _reject_unusable_ids(ids, options, rejected)
-        return Identities(ids, None, rejected)
+        return Identities(ids, None, rejected, options.target)
     if options.document_id is DocumentIdKind.KEY:
         if options.version is VersionSource.OFFSET:
             _refuse_restarted_offsets(batch, options)
@@ -59,7 +63,7 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
         ids = _column_values(batch, options, rejected)
     _reject_unusable_ids(ids, options, rejected)
     versions = None if options.version is None else _versions(batch, options, rejected)
-    return Identities(ids, versions, rejected)
+    return Identities(ids, versions, rejected, options.target)
 
 
 def record_ids(batch: pa.RecordBatch) -> Any:
