@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batch.batch_range import RangeProgress, TimeRange
+    from headrace.batch.run_request import RunRequest
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
-    from headrace.runs.batch_run import RunRequest
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 

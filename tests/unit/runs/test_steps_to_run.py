@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.batch.run_request import RunIdentity, RunRequest
 from headrace.ledger.states import AttemptState
-from headrace.runs.batch_run import RunIdentity, RunRequest, steps_to_run
+from headrace.runs.batch_run import steps_to_run
 
 COMPLETED, FAILED, RUNNING = AttemptState.COMPLETED, AttemptState.FAILED, AttemptState.RUNNING
 
