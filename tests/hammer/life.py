@@ -28,7 +28,7 @@ from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import RangeProgress, TimeRange
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
-from headrace.batch.next_try import due_batches
+from headrace.batch.due_batches import due_batches
 from headrace.batch.results import write_results
 from headrace.errors import REPAIR, TRY_NUMBER, Failure, HeadraceError
 from headrace.fsck.stream_check import check_stream

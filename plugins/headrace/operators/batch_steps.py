@@ -67,7 +67,7 @@ class AllocateBlocksOperator(BatchStepOperator):
 
     If the stream coalesces, the batch of a scheduled run takes over the earlier batch times that have no batch. In
     other streams, a scheduled run also allocates the earlier batch times that hold records and have no batch, and the
-    stream's repair runs these batches (``headrace.batch.next_try``). In an ordered stream this was done when the run
+    stream's repair runs these batches (``headrace.batch.due_batches``). In an ordered stream this was done when the run
     waited for its turn. So no records remain unprocessed because the schedule began later than the receiver, or does
     not reach back far enough, or a run failed. A batch time from before the stream began is empty, unless the run asks
     to build it from Kafka.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from headrace.batch.next_try import DueBatch
+    from headrace.batch.due_batches import DueBatch
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt, BatchRow
     from headrace.stream import Stream
@@ -40,8 +40,8 @@ class RepairFailedError(BatchTaskError):
 
 
 class RepairBatchesOperator(SparkAttemptOperator):
-    """Tries again the batches that their own runs left unfinished, when they are due (``headrace.batch.next_try``), the
-    oldest first, each once. It stops at the first failure that may pass, because the output may be unavailable.
+    """Tries again the batches that their own runs left unfinished, when they are due (``headrace.batch.due_batches``),
+    the oldest first, each once. It stops at the first failure that may pass, because the output may be unavailable.
 
     It fails if an attempt failed, and is skipped if nothing is due. While the batch DAG is paused it does nothing. A
     run that a person triggers tries everything at once, also what failed by the user's code or finally.
@@ -109,7 +109,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
 
     def _due(self, context: Context, ledger: Ledger, *, at_once: bool) -> Iterator[DueBatch]:
         """The due batches, each once. Each is judged when it is its turn, because it may have got an attempt since."""
-        from headrace.batch.next_try import due_batches
+        from headrace.batch.due_batches import due_batches
 
         tried: set[int] = set()
         number_before = -1

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
-from headrace.batch import next_try
-from headrace.batch.next_try import due_batches
+from headrace.batch import due_batches as module
+from headrace.batch.due_batches import due_batches
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import StepsLostError
@@ -224,7 +224,7 @@ def test_each_due_batch_is_judged_once_when_it_is_its_turn(runs, toy_batch, ledg
     register(ledger, runs.stream)
     failed = [runs.fail(toy_batch)[0] for _ in range(3)]
     runs.write(runs.next()[1], ONE, TWO)
-    judged, judge, run_attempt = [], next_try._Judge.due, RepairBatchesOperator.run_attempt
+    judged, judge, run_attempt = [], module._Judge.due, RepairBatchesOperator.run_attempt
 
     def noted(self, earlier):
         judged.append(earlier.batch_time_ms)
@@ -239,7 +239,7 @@ def test_each_due_batch_is_judged_once_when_it_is_its_turn(runs, toy_batch, ledg
             ledger.attempts.complete(attempt_of_own)
         run_attempt(self, ledger, attempt, batch, context)
 
-    monkeypatch.setattr(next_try._Judge, "due", noted)
+    monkeypatch.setattr(module._Judge, "due", noted)
     monkeypatch.setattr(RepairBatchesOperator, "run_attempt", meanwhile)
     runs.repair()
     assert judged == failed
@@ -390,7 +390,7 @@ def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_
             own.append(ledger.attempts.begin("flights", due.batch.batch_time_ms, **fields))
             yield due
 
-    monkeypatch.setattr(next_try, "due_batches", begun_since_it_was_seen)
+    monkeypatch.setattr(module, "due_batches", begun_since_it_was_seen)
     assert runs.nothing_is_due()
     (attempt,) = own
     ledger.attempts.record_output(attempt, ONE, {"created": 1})

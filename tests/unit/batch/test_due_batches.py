@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.next_try import NextTries, NextTry, due_batches
+from headrace.batch.due_batches import NextTries, NextTry, due_batches
 from headrace.clock import ManualClock, time_text
 from headrace.errors import FAILURE, INTERRUPTED, REPAIR
 from headrace.hooks.ledger import register

@@ -1,4 +1,4 @@
-"""Decides when a batch that its run left unfinished is tried again by the stream's repair, and says so in advance.
+"""The batches that their runs left unfinished: which of them the stream's repair tries again now, and when the others.
 
 1. An attempt that was ended from outside (`was_interrupted`) is tried again at once, a few times in a row. After that
    it counts as a failure: its own data may kill its process each time.
