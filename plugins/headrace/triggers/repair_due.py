@@ -8,7 +8,7 @@ from headrace.errors import REPAIR
 from headrace.triggers.ledger import LedgerWatcher
 
 if TYPE_CHECKING:
-    from headrace.batch.due_batches import DueBatch
+    from headrace.batch.next_attempt import NextAttempt
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import AttemptRow, BatchRow
 
@@ -69,7 +69,7 @@ class RepairDueTrigger(LedgerWatcher):
         error = next((row.error for row in reversed(attempts) if row.error), None)
         return {"stream": self.stream, "batch_time_ms": batch.batch_time_ms, "steps": list(due.steps), "error": error}
 
-    def _first_due(self, ledger: Ledger, now_ms: int, *, checks_code: bool) -> DueBatch | None:
+    def _first_due(self, ledger: Ledger, now_ms: int, *, checks_code: bool) -> NextAttempt | None:
         from headrace.batch.due_batches import due_batches, is_as_it_failed
 
         stream = ledger.streams.get(self.stream)
