@@ -175,11 +175,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
         # Its own run's parameters, as far as the stream still declares them.
         given = due.attempts[-1].attributes.get(PARAMETERS) if due.attempts else None
         known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
-        attributes = {
-            **run_identity(context).attributes,
-            REPAIR: True,
-            **({PARAMETERS: known} if known else {}),
-        }
+        attributes = {**run_identity(context).attributes, REPAIR: True, **({PARAMETERS: known} if known else {})}
         following = replace(due, attributes=attributes)
         self._slot = f"a slot for batch {at}"
         try:
@@ -198,11 +194,10 @@ class RepairBatchesOperator(SparkAttemptOperator):
         from headrace.ledger.errors import BatchRunningError
 
         if awaited.is_for_slot:
-            super().wait(replace(awaited, waiting_for=self._slot))
-        elif awaited.waiting_for == APPLICATION:
-            super().wait(awaited)
-        else:
+            awaited = replace(awaited, waiting_for=self._slot)
+        elif awaited.waiting_for != APPLICATION:
             raise awaited.otherwise or BatchRunningError(awaited.reason)
+        super().wait(awaited)
 
     def _give_way(self) -> None:
         if time.monotonic() >= self._break_at:

@@ -78,9 +78,7 @@ class RangeOperator(SparkAttemptOperator):
             def find() -> NextAttempt | Wait:
                 return self.wait_for_application(ledger, largest, outputs) or _first_free(map(following, left))
 
-            begun = self.begin_next(find, context)
-            if begun is not None:
-                self._run_range_process(ledger, begun[1], context)
+            self.run_next(find, context, lambda first: self._run_range_process(ledger, first, context))
             progress = read(batches)
         # Those that the process has not written, or that a killed one had left.
         write_results(stream_context, after_ms=batches.after_ms, until_ms=batches.until_ms)

@@ -238,25 +238,19 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self.spark_ui_url = job.attributes.get("ui_url")
         return "connect"
 
-    def run_next(self, find: Callable[[], NextAttempt | Wait | None], context: Context) -> bool:
-        """Run the next attempt that ``find`` finds. Returns whether there was one. Raises as `begin_next` and
-        `run_attempt`."""
-        begun = self.begin_next(find, context)
-        if begun is not None:
-            following, attempt = begun
-            self.run_attempt(following.ledger, attempt, following.batch, context)
-        return begun is not None
-
-    def begin_next(
-        self, find: Callable[[], NextAttempt | Wait | None], context: Context
-    ) -> tuple[NextAttempt, Attempt] | None:
-        """Begin the next attempt that ``find`` finds, in the way that is usable then, once it can begin. Returns both;
-        None if there is nothing to do.
+    def run_next(
+        self,
+        find: Callable[[], NextAttempt | Wait | None],
+        context: Context,
+        run: Callable[[Attempt], None] | None = None,
+    ) -> bool:
+        """Begin the next attempt that ``find`` finds, in the way that is usable then, once it can begin; then ``run``
+        it, by default by `run_attempt`. Returns whether there was one.
 
         Raises:
             AttemptFencedInSparkError: a later try of this task has taken over the batch, so this try is a zombie.
             MixedSparkError: no attempt can run on this host.
-            HeadraceError: the wait took too long, or what `NextAttempt.begin` raises.
+            HeadraceError: the wait took too long; or what `NextAttempt.begin` or ``run`` raises.
         """
         from headrace.batch.next_attempt import Wait
         from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
@@ -269,13 +263,18 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 begun = self._begin_attempt(following, context)
             except AlreadyCompletedError as error:
                 self.log.info("%s", error.what)
-                return None
+                return False
             except AttemptFencedError as error:
                 raise AttemptFencedInSparkError(error.what) from error
-            if not isinstance(begun, Wait):
-                return following, begun
-            self.wait(begun)
-        return None
+            if isinstance(begun, Wait):
+                self.wait(begun)
+                continue
+            if run is None:
+                self.run_attempt(following.ledger, begun, following.batch, context)
+            else:
+                run(begun)
+            return True
+        return False
 
     def _begin_attempt(self, following: NextAttempt, context: Context) -> Attempt | Wait:
         from headrace.spark.versions import check_spark_packages
