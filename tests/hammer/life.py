@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -24,18 +25,19 @@ import pyarrow as pa
 from tests.hammer.lost_commits import LostCommits
 from tests.support.ledger_rules import broken_rules
 
+from headrace.batch import next_attempt
 from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import RangeProgress, TimeRange
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
-from headrace.batch.next_try import due_batches
+from headrace.batch.due_batches import due_batches
+from headrace.batch.next_attempt import Wait
 from headrace.batch.results import write_results
 from headrace.errors import REPAIR, TRY_NUMBER, Failure, HeadraceError
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger.batch_tables import Attempt, BatchRow
 from headrace.ledger.errors import (
     AlreadyCompletedError,
-    BatchRunningError,
     LeaseHeldError,
     LedgerUnavailableError,
     SlotBusyError,
@@ -181,7 +183,8 @@ def without_real_waits() -> Iterator[None]:
         (stream_on_clock, "_POLL_SECONDS", 0.001),
         (stream_on_clock, "_MOMENT_SECONDS", 0.02),
         (range_run, "_POLL_SECONDS", 0.005),
-        (range_run, "_GIVE_WAY_SECONDS", 0.0),
+        (next_attempt, "_GIVE_WAY_SECONDS", 0.0),
+        (next_attempt, "_ASK_SECONDS", 0.005),
     )
     before = [getattr(module, name) for module, name, _ in shortened]
     for module, name, seconds in shortened:
@@ -386,9 +389,11 @@ class Life:
                     if not due.steps:
                         ledger.attempts.settle(NAME, due.batch.batch_time_ms)
                         continue
-                    with contextlib.suppress(AlreadyCompletedError, BatchRunningError, SlotBusyError):
-                        options = {"attributes": {REPAIR: True}, "unless_running": True}
-                        self._attempt(due.batch.batch_time_ms, due.steps, **options)
+                    again = replace(due, attributes={REPAIR: True})
+                    with contextlib.suppress(AlreadyCompletedError):
+                        begun = again.awaited() or again.begin(holder="a test", way="connect", lease_ms=_LEASE_MS)
+                        if not isinstance(begun, Wait):
+                            run_attempt(self._batch_attempt(self.running.context, begun))
 
         def finish() -> None:
             write_results(self.running.context)

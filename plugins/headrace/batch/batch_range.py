@@ -6,11 +6,12 @@ retried or cleared finds by the attempts what is left, and every batch keeps its
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from headrace.batch.next_attempt import BatchProgress
 from headrace.clock import time_text
 from headrace.errors import RANGE, Failure, HeadraceError
 from headrace.ledger.states import AttemptState, BatchState
@@ -57,10 +58,9 @@ class TimeRange:
         other = TimeRange.of(attempt.attributes)
         return other is not None and other.run == self.run
 
-    def is_written_by(self, attempt: AttemptRow, *, like: AttemptRow) -> bool:
-        """Whether the attempt has written its batch for this range, with the definition of the attempt ``like``."""
-        written = attempt.state is AttemptState.COMPLETED and attempt.revision == like.revision
-        return written and TimeRange.of(attempt.attributes) == self
+    def is_range_of(self, attempt: AttemptRow) -> bool:
+        """Whether the attempt was made for this range."""
+        return TimeRange.of(attempt.attributes) == self
 
     def __str__(self) -> str:
         return f"{time_text(self.after_ms)} until {time_text(self.until_ms)}"
@@ -102,10 +102,10 @@ class RangeProgress:
         """
         rows = ledger.batches.between(stream_name, batches.after_ms, batches.until_ms)
         attempts = ledger.attempts.between(stream_name, batches.after_ms, batches.until_ms, target=target)
-        of_run = [attempt for attempt in attempts if batches.is_of_same_run(attempt)]
-        of_range = [attempt for attempt in of_run if TimeRange.of(attempt.attributes) == batches]
-        # The run may have written a batch with another definition since.
-        own = {row.batch_time_ms: row for row in of_run if set(outputs) <= set(row.outputs)}
+        of_range = [attempt for attempt in attempts if batches.is_range_of(attempt)]
+        of_batch: Mapping[int, list[AttemptRow]] = defaultdict(list)
+        for attempt in attempts:
+            of_batch[attempt.batch_time_ms].append(attempt)
         if not of_range:
             # They may be removed while the run goes on.
             _check_not_removed(ledger, stream_name, batches)
@@ -114,18 +114,19 @@ class RangeProgress:
         completed_since = set() if target or began_ms is None else _completed_since(began_ms, attempts, batches)
         left, failed, completed, left_out = [], {}, [], Counter[str]()
         for batch in rows:
-            last = own.get(batch.batch_time_ms)
+            done = BatchProgress(tuple(outputs), of_batch[batch.batch_time_ms])
             came_ms = batch.allocated_at_ms
             if batch.batch_time_ms in completed_since:
                 came_ms = max(came_ms, _first_completed_ms(ledger, batch))
             reason = _left_out(batch, batches, is_replay=bool(target), began_ms=began_ms, came_ms=came_ms)
             if reason is not None:
                 left_out[reason] += 1
-            elif last is not None and newest is not None and batches.is_written_by(last, like=newest):
+            elif done.is_written_for(batches, like=newest):
                 completed.append(batch)
             else:
                 left.append(batch)
-                if last is not None and last.state is AttemptState.FAILED and TimeRange.of(last.attributes) == batches:
+                last = done.last_of(batches)
+                if last is not None and last.state is AttemptState.FAILED and batches.is_range_of(last):
                     failed[batch.batch_time_ms] = last
         if not left and not completed:
             raise RangeError(
@@ -170,9 +171,7 @@ def _completed_since(began_ms: int, attempts: Iterable[AttemptRow], batches: Tim
     return {
         row.batch_time_ms
         for row in attempts
-        if row.state is AttemptState.COMPLETED
-        and TimeRange.of(row.attributes) != batches
-        and (row.ended_at_ms or 0) > began_ms
+        if row.state is AttemptState.COMPLETED and not batches.is_range_of(row) and (row.ended_at_ms or 0) > began_ms
     }
 
 

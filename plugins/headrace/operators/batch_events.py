@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, AssetAlias
 
 from headrace.clock import to_ms
-from headrace.runs.batch_run import (
-    BatchRun,
-    attempts_without_replays,
-    run_identity,
-)
+from headrace.runs.batch_run import BatchRun, run_identity
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -89,7 +85,7 @@ def _numbers_of_own(context: Context, ledger: Ledger, stream_name: str, batch_ti
     if not outputs:
         return None
     last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt)).attempt
-    attempts = attempts_without_replays(ledger, batch)
+    attempts = [row for row in ledger.attempts.of_batch(stream_name, batch_time_ms) if not row.target]
     identity = run_identity(context)
     if not any(identity.made(attempt.attributes) for attempt in attempts if attempt.number == last):
         return None

@@ -12,13 +12,7 @@ from headrace.airflow_versions import RetriedByPolicy
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.runs.batch_run import (
-    BatchRun,
-    NothingToRun,
-    attempts_without_replays,
-    run_times,
-    takes_over,
-)
+from headrace.runs.batch_run import BatchRun, NothingToRun, run_times, takes_over
 from headrace.runs.processes import connections_in_environment
 from headrace.stream_context import StreamContext
 
@@ -67,7 +61,7 @@ class AllocateBlocksOperator(BatchStepOperator):
 
     If the stream coalesces, the batch of a scheduled run takes over the earlier batch times that have no batch. In
     other streams, a scheduled run also allocates the earlier batch times that hold records and have no batch, and the
-    stream's repair runs these batches (``headrace.batch.next_try``). In an ordered stream this was done when the run
+    stream's repair runs these batches (``headrace.batch.due_batches``). In an ordered stream this was done when the run
     waited for its turn. So no records remain unprocessed because the schedule began later than the receiver, or does
     not reach back far enough, or a run failed. A batch time from before the stream began is empty, unless the run asks
     to build it from Kafka.
@@ -209,22 +203,16 @@ def checkpoint_after(run: BatchRun, log: Any) -> None:
 
 def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     """Warn of the steps that the batch still needs and that no live attempt is running, and of how to run them."""
+    from headrace.batch.next_attempt import BatchProgress
     from headrace.ledger.errors import StepsLostError
-    from headrace.ledger.states import UNFINISHED, AttemptState
+    from headrace.ledger.states import UNFINISHED
 
     batch = run.find_batch()
     if batch is None or batch.state not in UNFINISHED:
         return
     now_ms = run.ledger.now_ms()
-    covered = {
-        row.output_id
-        for row in run.ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
-        if row.state is AttemptState.COMPLETED
-    }
-    for attempt in attempts_without_replays(run.ledger, batch):
-        if attempt.alive(now_ms):
-            covered.update(attempt.outputs)
-    left = [step for step in batch.needs(run.stream.steps) if step not in covered]
+    progress = BatchProgress.of(run.ledger, batch, run.stream.steps)
+    left = [step for step in progress.missing if not progress.live([step], now_ms)]
     if left and not set(left) & set(run.stream.steps):
         log.warning("%s", StepsLostError(batch, left))
     elif left:

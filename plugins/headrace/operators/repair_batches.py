@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -11,7 +13,12 @@ from headrace.clock import time_text
 from headrace.errors import REPAIR, Failure
 from headrace.operators.batch_events import batch_alias, emit_events_of_repair
 from headrace.operators.batch_steps import BatchStepOperator
-from headrace.operators.wal_spark_submit import AttemptFencedInSparkError, BatchTaskError, SparkAttemptOperator
+from headrace.operators.wal_spark_submit import (
+    APPLICATION,
+    AttemptFencedInSparkError,
+    BatchTaskError,
+    SparkAttemptOperator,
+)
 from headrace.runs.batch_run import check_names, run_identity
 from headrace.runs.retries import is_held_back
 from headrace.stream.stream import PARAMETERS
@@ -22,15 +29,14 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from headrace.batch.next_try import DueBatch
+    from headrace.batch.next_attempt import NextAttempt, Wait
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt, BatchRow
+    from headrace.ledger.batch_tables import BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
 # After working for so long without a break, the repair leaves the stream's slots to the runs of other batches for a
 # moment. They poll for a free slot more often than that (`Wait.soon`).
-_SLOT_SECONDS = 0.5
 _WORK_SECONDS = 10.0
 _BREAK_SECONDS = 1.2
 
@@ -40,8 +46,8 @@ class RepairFailedError(BatchTaskError):
 
 
 class RepairBatchesOperator(SparkAttemptOperator):
-    """Tries again the batches that their own runs left unfinished, when they are due (``headrace.batch.next_try``), the
-    oldest first, each once. It stops at the first failure that may pass, because the output may be unavailable.
+    """Tries again the batches that their own runs left unfinished, when they are due (``headrace.batch.due_batches``),
+    the oldest first, each once. It stops at the first failure that may pass, because the output may be unavailable.
 
     It fails if an attempt failed, and is skipped if nothing is due. While the batch DAG is paused it does nothing. A
     run that a person triggers tries everything at once, also what failed by the user's code or finally.
@@ -59,8 +65,11 @@ class RepairBatchesOperator(SparkAttemptOperator):
 
     def __init__(self, *, stream: Stream, batch_dag_id: str | None = None, **kwargs: Any) -> None:
         super().__init__(stream=stream, deferrable=False, **kwargs)
+        self.slot_timeout = timedelta(milliseconds=stream.retry_for_ms)
         self.batch_dag_id = batch_dag_id or f"{stream.name}_batches"
         self._break_at = 0.0
+        # What it waits for while no slot is free for the present batch.
+        self._slot = ""
 
     def run_step(self, context: Context) -> Any:
         """Repair what is due. Returns the batch times of the completed attempts, as texts."""
@@ -107,9 +116,9 @@ class RepairBatchesOperator(SparkAttemptOperator):
             self._give_way()
         return repaired, failures
 
-    def _due(self, context: Context, ledger: Ledger, *, at_once: bool) -> Iterator[DueBatch]:
+    def _due(self, context: Context, ledger: Ledger, *, at_once: bool) -> Iterator[NextAttempt]:
         """The due batches, each once. Each is judged when it is its turn, because it may have got an attempt since."""
-        from headrace.batch.next_try import due_batches
+        from headrace.batch.due_batches import due_batches
 
         tried: set[int] = set()
         number_before = -1
@@ -153,54 +162,42 @@ class RepairBatchesOperator(SparkAttemptOperator):
             self.log.info("Batch %s is not tried: its own run is queued or running.", at)
         return bool(waiting)
 
-    def _try(self, context: Context, ledger: Ledger, due: DueBatch) -> bool:
+    def _try(self, context: Context, ledger: Ledger, due: NextAttempt) -> bool:
         """Run the due steps of a batch. Returns whether an attempt was made."""
-        from headrace.ledger.errors import AlreadyCompletedError, BatchRunningError, SlotBusyError
+        from headrace.ledger.errors import BatchRunningError, SlotBusyError
 
         batch, at = due.batch, time_text(due.batch.batch_time_ms)
         if not due.steps:
             error = ledger.attempts.settle(self.stream.name, batch.batch_time_ms).error
             self.log.warning("Batch %s cannot be repaired: %s", at, error)
             return False
-        while (awaited := self.wait_for_application(ledger, batch, due.steps)) is not None:
-            self.wait(awaited)
         self.log.info("Batch %s is tried again. It was %s: %s.", at, batch.state.value, batch.error or "never begun")
-        try:
-            attempt = self._begin(context, ledger, due)
-        except (AlreadyCompletedError, BatchRunningError, SlotBusyError) as error:
-            self.log.info("%s", error)
-            return False
-        self.run_attempt(ledger, attempt, batch, context)
-        return True
-
-    def _begin(self, context: Context, ledger: Ledger, due: DueBatch) -> Attempt:
-        """Begin an attempt, once a slot is free.
-
-        Raises:
-            SlotBusyError: none was free for ``limits.retry_for``, or it is not the batch's turn.
-        """
-        from headrace.ledger.errors import NotItsTurnError, SlotBusyError
-
-        deadline = time.monotonic() + self.stream.retry_for_ms / 1000
         # Its own run's parameters, as far as the stream still declares them.
         given = due.attempts[-1].attributes.get(PARAMETERS) if due.attempts else None
         known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
-        attributes = {
-            **run_identity(context).attributes,
-            REPAIR: True,
-            **({PARAMETERS: known} if known else {}),
-        }
-        while True:
-            try:
-                return self.begin(
-                    ledger, due.batch, context, steps=due.steps, attributes=attributes, unless_running=True
-                )
-            except NotItsTurnError:
-                raise
-            except SlotBusyError:
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(_SLOT_SECONDS)
+        attributes = {**run_identity(context).attributes, REPAIR: True, **({PARAMETERS: known} if known else {})}
+        following = replace(due, attributes=attributes)
+        self._slot = f"a slot for batch {at}"
+        try:
+            return self.run_next(lambda: following, context)
+        except (BatchRunningError, SlotBusyError) as error:
+            self.log.info("%s", error)
+            return False
+
+    def wait(self, awaited: Wait) -> None:
+        """Wait for the application, or until a slot is free: for ``limits.retry_for`` at most.
+
+        Raises:
+            SlotBusyError: none was free, or it is not the batch's turn.
+            BatchRunningError: a run has begun the batch.
+        """
+        from headrace.ledger.errors import BatchRunningError
+
+        if awaited.is_for_slot:
+            awaited = replace(awaited, waiting_for=self._slot)
+        elif awaited.waiting_for != APPLICATION:
+            raise awaited.otherwise or BatchRunningError(awaited.reason)
+        super().wait(awaited)
 
     def _give_way(self) -> None:
         if time.monotonic() >= self._break_at:

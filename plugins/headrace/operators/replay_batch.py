@@ -4,7 +4,7 @@ batches into the stream's outputs."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,17 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
 from headrace.errors import FAILURE, TRY_NUMBER, Failure
-from headrace.operators.wal_spark_submit import FIRST_LEASE_MS, BatchTaskError, SparkAttemptOperator, Wait, cause_of
-from headrace.runs.batch_run import RANGE_OPTIONS, NoBatchTimeError, end_of_interval_ms, holder, run_request
+from headrace.operators.wal_spark_submit import BatchTaskError, SparkAttemptOperator, cause_of
+from headrace.runs.batch_run import RANGE_OPTIONS, NoBatchTimeError, end_of_interval_ms, run_request
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batch.batch_range import RangeProgress, TimeRange
+    from headrace.batch.next_attempt import NextAttempt, ReplayTarget, Wait
+    from headrace.batch.run_request import RunRequest
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
-    from headrace.runs.batch_run import RunRequest
+    from headrace.ledger.batch_tables import Attempt, BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
@@ -35,21 +36,15 @@ class RangeOperator(SparkAttemptOperator):
         request: RunRequest,
         context: Context,
         *,
-        outputs: Collection[str],
-        begin: Callable[[BatchRow, Mapping[str, Any]], Attempt],
-        definition: str,
-        target: str = "",
-        ordered: bool = False,
+        outputs: tuple[str, ...],
+        replay: ReplayTarget | None = None,
     ) -> dict[str, int]:
         """Run what is left of the request's range, in one process (``headrace.spark.attempts.range_run``), and write
         the results of its batches. Returns the numbers of the range.
 
         Args:
             outputs: the outputs that the run writes of each batch.
-            begin: begins the first attempt, with these attributes; the process begins the others like it.
-            definition: as in `TimeRange`.
-            target: the replay's name; "" if the batches themselves are run again.
-            ordered: whether the batches have to be written in the order of their times.
+            replay: the replay that writes them; None if the batches themselves are run again.
 
         Raises:
             AirflowFailException: no batch of the range can be run.
@@ -57,9 +52,12 @@ class RangeOperator(SparkAttemptOperator):
             StorageError: a result could not be written; the next try writes it.
         """
         from headrace.batch.batch_range import RangeError, RangeProgress
+        from headrace.batch.next_attempt import NextAttempt
         from headrace.batch.results import write_results
 
-        ledger = stream_context.ledger
+        ledger, target = stream_context.ledger, "" if replay is None else replay.target
+        definition = str(self.revision) if replay is None else self.written.digest
+        ordered = self.stream.is_ordered if replay is None else bool(replay.ordered)
         read = partial(RangeProgress.of, ledger, self.stream.name, outputs=outputs, target=target, ordered=ordered)
         try:
             batches, progress = self._range(
@@ -69,13 +67,18 @@ class RangeOperator(SparkAttemptOperator):
             raise AirflowFailException(str(error)) from error
         self.log.info("Range %s: %s.", batches, progress)
         if progress.left:
+            left = progress.left[: 1 if ordered else None]
             # An empty batch does not show whether Spark is needed.
             largest = max(progress.left, key=lambda batch: batch.records)
-            while (awaited := self.wait_for_application(ledger, largest, outputs)) is not None:
-                self.wait(awaited)
             attributes = {**request.attributes, **batches.attributes, TRY_NUMBER: context["ti"].try_number}
-            free = partial(self._free, ledger, batches, progress.left[: 1 if ordered else None], target)
-            self._run_range_process(ledger, self._begun(free, lambda batch: begin(batch, attributes)), context)
+            following = partial(
+                NextAttempt.of_range, ledger, batches=batches, steps=outputs, attributes=attributes, replay=replay
+            )
+
+            def find() -> NextAttempt | Wait:
+                return self.wait_for_application(ledger, largest, outputs) or _first_free(map(following, left))
+
+            self.run_next(find, context, lambda first: self._run_range_process(ledger, first, context))
             progress = read(batches)
         # Those that the process has not written, or that a killed one had left.
         write_results(stream_context, after_ms=batches.after_ms, until_ms=batches.until_ms)
@@ -132,30 +135,6 @@ class RangeOperator(SparkAttemptOperator):
                 return last, progress
         return new, read(new)
 
-    def _begun(self, free: Callable[[], BatchRow | None], begin: Callable[[BatchRow], Attempt]) -> Attempt:
-        """Begin an attempt at a batch that is ``free``, once it is its turn."""
-        from headrace.ledger.errors import SlotBusyError
-
-        while True:
-            try:
-                if (batch := free()) is not None:
-                    return begin(batch)
-                self.wait(Wait("Other runs run all batches that are left of the range.", "other runs", soon=True))
-            except SlotBusyError as error:
-                self.wait(Wait(str(error), f"batches {error.busy}", otherwise=error, soon=True))
-
-    def _free(self, ledger: Ledger, batches: TimeRange, left: Sequence[BatchRow], target: str) -> BatchRow | None:
-        """The first batch that no attempt of another run is running."""
-        from headrace.batch.batch_range import TimeRange
-
-        now_ms = ledger.now_ms()
-        others = {
-            row.batch_time_ms
-            for row in ledger.attempts.running(self.stream.name)
-            if row.target == target and row.alive(now_ms) and TimeRange.of(row.attributes) != batches
-        }
-        return next((batch for batch in left if batch.batch_time_ms not in others), None)
-
     def _run_range_process(self, ledger: Ledger, first: Attempt, context: Context) -> None:
         """Run the process of a range; log how it ended. The attempts that it has left running are failed."""
         from headrace.ledger.errors import LedgerError
@@ -177,6 +156,14 @@ class RangeOperator(SparkAttemptOperator):
                 if row.holder == first.holder:
                     with contextlib.suppress(LedgerError):
                         ledger.attempts.fail(row.claim(), ended)
+
+
+def _first_free(attempts: Iterable[NextAttempt]) -> NextAttempt | Wait:
+    """The attempt at the first batch that no attempt of another run is running."""
+    from headrace.batch.next_attempt import Wait
+
+    free = (each for each in attempts if each.awaited() is None)
+    return next(free, Wait("Other runs run all batches that are left of the range.", "other runs", soon=True))
 
 
 class ReplayBatchOperator(RangeOperator):
@@ -219,65 +206,29 @@ class ReplayBatchOperator(RangeOperator):
         except NoBatchTimeError as error:
             raise AirflowFailException(str(error)) from error
         with self.opened() as stream_context:
-            while (awaited := self._replay(stream_context.ledger, batch_time_ms, context, request)) is not None:
-                self.wait(awaited)
+            self.run_next(lambda: self._next_attempt(stream_context.ledger, batch_time_ms, request), context)
             write_own_result(stream_context, batch_time_ms)
         return None
 
     def _replay_range(self, context: Context, request: RunRequest) -> dict[str, int]:
         with self.opened() as stream_context:
-            ledger = stream_context.ledger
+            return self.run_range(stream_context, request, context, outputs=(self.step,), replay=self._replay_target())
 
-            def begin(batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
-                return self._begin(ledger, batch.batch_time_ms, context, attributes)
-
-            return self.run_range(
-                stream_context,
-                request,
-                context,
-                outputs=(self.step,),
-                begin=begin,
-                definition=self.replay.digest,
-                target=self.target,
-                ordered=self._deletes_by_key,
-            )
-
-    def _replay(self, ledger: Ledger, batch_time_ms: int, context: Context, request: RunRequest) -> Wait | None:
-        """Replay the batch; return what it has to wait for first, if anything."""
-        from headrace.ledger.errors import NotItsTurnError
+    def _next_attempt(self, ledger: Ledger, batch_time_ms: int, request: RunRequest) -> NextAttempt | None:
+        """What is left of the batch for this run; None if the run has replayed it."""
+        from headrace.batch.next_attempt import NextAttempt
 
         batch = self._batch(ledger, batch_time_ms)
-        if self._is_done(ledger, batch_time_ms, request):
+        following = NextAttempt.of_replay(ledger, batch, request, self.step, self._replay_target())
+        if following is None:
             self.log.info("This run has already replayed output %s of batch %s.", self.step, time_text(batch_time_ms))
-            return None
-        awaited = self.wait_for_application(ledger, batch, (self.step,))
-        if awaited is not None:
-            return awaited
-        try:
-            attempt = self._begin(ledger, batch_time_ms, context, request.attributes)
-        except NotItsTurnError as error:
-            return Wait(str(error), f"batches {error.busy}", otherwise=error)
-        self.run_attempt(ledger, attempt, batch, context)
-        return None
+        return following
 
-    def _begin(self, ledger: Ledger, batch_time_ms: int, context: Context, attributes: Mapping[str, Any]) -> Attempt:
-        way = self.choose_way(ledger)
-        return ledger.replays.begin(
-            self.stream.name,
-            batch_time_ms,
-            target=self.target,
-            definition=self.replay.to_json(),
-            outputs=(self.step,),
-            ordered=(self.step,) if self._deletes_by_key else (),
-            holder=holder(context),
-            way=way,
-            lease_ms=FIRST_LEASE_MS[way],
-            attributes=attributes,
-        )
+    def _replay_target(self) -> ReplayTarget:
+        from headrace.batch.next_attempt import ReplayTarget
 
-    @property
-    def _deletes_by_key(self) -> bool:
-        return self.replay.output_of_step(self.step).deletes_by_key
+        ordered = (self.step,) if self.replay.output_of_step(self.step).deletes_by_key else ()
+        return ReplayTarget(self.target, self.replay.to_json(), ordered)
 
     def _batch(self, ledger: Ledger, batch_time_ms: int) -> BatchRow:
         from headrace.ledger.errors import BatchRemovedError
@@ -301,18 +252,6 @@ class ReplayBatchOperator(RangeOperator):
         if batch.state is BatchState.ABANDONED:
             raise AirflowSkipException(f"Batch {time_text(batch_time_ms)} was abandoned: {batch.error}.")
         return batch
-
-    def _is_done(self, ledger: Ledger, batch_time_ms: int, request: RunRequest) -> bool:
-        from headrace.ledger.states import AttemptState
-
-        return any(
-            row.state is AttemptState.COMPLETED and self.step in row.outputs and request.run.made(row.attributes)
-            for row in self._attempts(ledger, batch_time_ms)
-        )
-
-    def _attempts(self, ledger: Ledger, batch_time_ms: int) -> list[AttemptRow]:
-        """The attempts of this replay, oldest first."""
-        return [row for row in ledger.attempts.of_batch(self.stream.name, batch_time_ms) if row.target == self.target]
 
 
 class RepeatBatchesOperator(RangeOperator):
@@ -339,21 +278,8 @@ class RepeatBatchesOperator(RangeOperator):
             )
         steps = tuple(filter(request.wants, self.stream.steps))
         with self.opened() as stream_context:
-            ledger = stream_context.ledger
-            self._warn_of_deletions(ledger, steps, request.span[1])
-
-            def begin(batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
-                return self.begin(ledger, batch, context, steps=steps, attributes=attributes, force=True)
-
-            return self.run_range(
-                stream_context,
-                request,
-                context,
-                outputs=steps,
-                begin=begin,
-                definition=str(self.revision),
-                ordered=self.stream.is_ordered,
-            )
+            self._warn_of_deletions(stream_context.ledger, steps, request.span[1])
+            return self.run_range(stream_context, request, context, outputs=steps)
 
     def _warn_of_deletions(self, ledger: Ledger, steps: Sequence[str], until_ms: int) -> None:
         """Warn if newer batches may have deleted what the range writes again: Elasticsearch forgets deletions."""

@@ -1,8 +1,8 @@
 """The operator that runs a batch: its allocated blocks through Spark into the stream's outputs.
 
-`SparkAttemptOperator` runs one attempt at a batch: it chooses the way, starts the process, handles its end, and sends
-the attempt's numbers to Airflow's own metrics (`send_attempt`). `WalSparkSubmitOperator` runs what is left of a run's
-batch.
+`SparkAttemptOperator` runs the next attempt at a batch (``headrace.batch.next_attempt``): it waits until the attempt
+can begin, chooses the way, starts the process, handles its end, and sends the attempt's numbers to Airflow's own
+metrics (`send_attempt`). `WalSparkSubmitOperator` runs what is left of a run's batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,12 +22,12 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from headrace.airflow_versions import stats
 from headrace.clock import time_text
-from headrace.errors import FAILURE, INTERRUPTED, RANGE, REPAIR, TRY_NUMBER, Failure, HeadraceError
+from headrace.errors import FAILURE, INTERRUPTED, TRY_NUMBER, Failure, HeadraceError
 from headrace.hooks import spark_submit
 from headrace.hooks.ledger import LedgerHook
 from headrace.operators.batch_steps import BatchStep
 from headrace.operators.links import SparkUiLink
-from headrace.runs.batch_run import BatchRun, attempts_without_replays, find_steps_to_run, holder, needs_of
+from headrace.runs.batch_run import BatchRun, holder, needs_of
 from headrace.runs.processes import BatchProcess, child_environment, secret_key
 from headrace.runs.receiver_job import awaited_application, missing_application, replace_older_job
 from headrace.triggers.ledger import in_triggerer, poll_seconds
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import BaseOperatorLink, Context
 
+    from headrace.batch.next_attempt import NextAttempt, Wait
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
@@ -50,21 +51,8 @@ FIRST_LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
 _SLOT_POLL_SECONDS = 5.0
 # How often to check for a slot that a repair's attempt holds.
 _SOON_POLL_SECONDS = 0.5
-# `waiting_for` while the receiver job's application is starting.
-_APPLICATION = "application"
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """What a step has to wait for. ``waiting_for`` identifies it, ``otherwise`` is raised if it takes too long.
-
-    ``soon``: it takes seconds, so the task polls in place and often: a deferral takes as long.
-    """
-
-    reason: str
-    waiting_for: str
-    otherwise: Exception | None = None
-    soon: bool = False
+APPLICATION = "application"
+"""What a wait for the receiver job's application waits for."""
 
 
 class BatchTaskError(HeadraceError):
@@ -166,7 +154,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             self._waiting_for, self._waiting_since = awaited.waiting_for, self._waited
             self.log.info("%s", awaited.reason)
         waited_too_long = self._waited - self._waiting_since >= self.slot_timeout.total_seconds()
-        if waited_too_long and awaited.waiting_for != _APPLICATION:
+        if waited_too_long and awaited.waiting_for != APPLICATION:
             raise awaited.otherwise or BatchTaskError(
                 f"The task gives up after a wait of {self.slot_timeout}. {awaited.reason}",
                 remedy="Clear the task once this is over.",
@@ -193,14 +181,16 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         next one replaces it."""
 
         replaced = replace_older_job(ledger, self.stream.name)
-        waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
+        waited = self._waited - self._waiting_since if self._waiting_for == APPLICATION else 0.0
         if self.way != "connect" or waited >= self.start_timeout.total_seconds():
             return None
+        from headrace.batch.next_attempt import Wait
+
         timeout_ms = self.start_timeout // timedelta(milliseconds=1)
         reason = replaced or awaited_application(ledger, self.stream.name, timeout_ms=timeout_ms)
         if reason is None or not needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
             return None
-        return Wait(reason, _APPLICATION)
+        return Wait(reason, APPLICATION)
 
     # --- running
 
@@ -248,37 +238,56 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self.spark_ui_url = job.attributes.get("ui_url")
         return "connect"
 
-    def begin(
+    def run_next(
         self,
-        ledger: Ledger,
-        batch: BatchRow,
+        find: Callable[[], NextAttempt | Wait | None],
         context: Context,
-        *,
-        steps: Sequence[str],
-        attributes: Mapping[str, Any],
-        force: bool = False,
-        unless_running: bool = False,
-    ) -> Attempt:
-        """Begin an attempt at these steps of the batch, in the way that is usable now.
+        run: Callable[[Attempt], None] | None = None,
+    ) -> bool:
+        """Begin the next attempt that ``find`` finds, in the way that is usable then, once it can begin; then ``run``
+        it, by default by `run_attempt`. Returns whether there was one.
 
-        Raises MixedSparkError, and what ``Attempts.begin`` raises.
+        Raises:
+            AttemptFencedInSparkError: a later try of this task has taken over the batch, so this try is a zombie.
+            MixedSparkError: no attempt can run on this host.
+            HeadraceError: the wait took too long; or what `NextAttempt.begin` or ``run`` raises.
         """
+        from headrace.batch.next_attempt import Wait
+        from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
+
+        while (following := find()) is not None:
+            if isinstance(following, Wait):
+                self.wait(following)
+                continue
+            try:
+                begun = self._begin_attempt(following, context)
+            except AlreadyCompletedError as error:
+                self.log.info("%s", error.what)
+                return False
+            except AttemptFencedError as error:
+                raise AttemptFencedInSparkError(error.what) from error
+            if isinstance(begun, Wait):
+                self.wait(begun)
+                continue
+            if run is None:
+                self.run_attempt(following.ledger, begun, following.batch, context)
+            else:
+                run(begun)
+            return True
+        return False
+
+    def _begin_attempt(self, following: NextAttempt, context: Context) -> Attempt | Wait:
         from headrace.spark.versions import check_spark_packages
 
+        ledger = following.ledger
+        following = replace(following, attributes={**following.attributes, TRY_NUMBER: context["ti"].try_number})
+        awaited = following.awaited() or self.wait_for_application(ledger, following.batch, following.left)
+        if awaited is not None:
+            return awaited
         check_spark_packages()
         way = self.choose_way(ledger)
-        return ledger.attempts.begin(
-            self.stream.name,
-            batch.batch_time_ms,
-            holder=holder(context),
-            way=way,
-            lease_ms=FIRST_LEASE_MS[way],
-            outputs=steps,
-            force=force,
-            unless_running=unless_running,
-            attributes={**attributes, TRY_NUMBER: context["ti"].try_number},
-            revision=self.revision,
-        )
+        lease_ms = FIRST_LEASE_MS[way]
+        return following.begin(holder=holder(context), way=way, lease_ms=lease_ms, revision=self.revision)
 
     @property
     def written(self) -> Stream:
@@ -425,7 +434,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     Before anything runs, the ledger gives the attempt a number. A later attempt at the same steps fences every earlier
     one, so a zombie (Airflow starts a second try while the first is still alive) can neither complete the batch nor
     harm it. A step with a record of success is not run again unless the DAG run asks for it
-    (``runs/batch_run.py``, ``steps_to_run``). The task waits for a live attempt of another run. A batch without records
+    (`BatchProgress.left_for`). The task waits for a live attempt of another run. A batch without records
     completes without Spark if no output needs to run for it.
 
     The task runs its own batch and no other. If that fails, the stream's repair tries it again
@@ -457,55 +466,29 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         if run.is_automatic:
             # The repair tries the batch again, so this run must not delay the next ones.
             self.slot_timeout = min(self.slot_timeout, timedelta(milliseconds=self.stream.retry_for_ms))
-        while (awaited := self._try_batch(run)) is not None:
-            self.wait(awaited)
+        self.run_next(lambda: self._next_attempt(run), run.context)
 
-    def _try_batch(self, run: BatchRun) -> Wait | None:
-        """Run what is left of the batch; return what it has to wait for first, if anything."""
-        from headrace.ledger.errors import AlreadyCompletedError, BatchRunningError, SlotBusyError
-        from headrace.ledger.states import BatchState
+    def _next_attempt(self, run: BatchRun) -> NextAttempt | None:
+        """What is left of the batch for this run; None if there is nothing to do."""
+        from headrace.batch.next_attempt import NextAttempt
 
-        batch, at = self._batch(run), time_text(run.batch_time_ms)
-        if batch.state is BatchState.ABANDONED:
-            self.log.info("Batch %s is abandoned, so there is nothing to run.", at)
-            return None
-        left = find_steps_to_run(run.ledger, batch, run.request, self._steps, stream_steps=self.stream.steps)
-        if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):
-            self._report_why_nothing_is_left(run)
-            return None
-        # If nothing is left but the batch is not completed, an attempt died after recording its last output. Beginning
-        # another attempt makes the ledger notice that the batch is complete.
-        steps = left.steps or self._steps
-        live = self._live(run, batch, steps)
-        awaited = self._other_run(run, batch, live) or self.wait_for_application(run.ledger, batch, left.steps)
-        if awaited is not None:
-            return awaited
-        try:
-            attempt = self.begin(
-                run.ledger,
-                batch,
-                run.context,
-                steps=steps,
-                force=left.repeats and bool(left.steps),
-                # Two runs of a batch often begin in the same moment. Only an earlier try of this run is fenced.
-                unless_running=not live,
-                attributes=run.request.attributes,
-            )
-        except AlreadyCompletedError as error:
-            self.log.info("%s", error.what)
-            return None
-        except (BatchRunningError, SlotBusyError) as error:
-            busy = getattr(error, "busy", [run.batch_time_ms])
-            soon = _are_being_repaired(run.ledger, self.stream.name, busy)
-            return Wait(str(error), f"batches {busy}", otherwise=error, soon=soon)
-        self.run_attempt(run.ledger, attempt, batch, run.context)
-        return None
+        batch = self._batch(run)
+        following = NextAttempt.of_run(run.stream_context, batch, run.request, self._steps)
+        if following is None:
+            self._report_why_nothing_is_left(run, batch)
+        return following
 
     @property
     def _steps(self) -> tuple[str, ...]:
         return self.stream.steps if self.step is None else (self.step,)
 
-    def _report_why_nothing_is_left(self, run: BatchRun) -> None:
+    def _report_why_nothing_is_left(self, run: BatchRun, batch: BatchRow) -> None:
+        from headrace.ledger.states import BatchState
+
+        at = time_text(run.batch_time_ms)
+        if batch.state is BatchState.ABANDONED:
+            self.log.info("Batch %s is abandoned, so there is nothing to run.", at)
+            return
         steps = ", ".join(self._steps)
         if not any(map(run.request.wants, self._steps)):
             self.log.info("This run does not ask for %s, so there is nothing to run.", steps)
@@ -513,7 +496,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         self.log.info(
             "Batch %s: %s is done already. To repeat it, trigger a run with `reprocess`, or clear the run of this DAG "
             "that did it.",
-            time_text(run.batch_time_ms), steps,
+            at, steps,
         )  # fmt: skip
 
     def _batch(self, run: BatchRun) -> BatchRow:
@@ -524,37 +507,6 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 remedy="Clear the task 'allocate_blocks' or 'micro_batch' of this run, and those after it.",
             )
         return batch
-
-    def _live(self, run: BatchRun, batch: BatchRow, steps: tuple[str, ...]) -> list[AttemptRow]:
-        """The live attempts at the batch that run one of these steps."""
-        now_ms = run.ledger.now_ms()
-        attempts = attempts_without_replays(run.ledger, batch)
-        return [row for row in attempts if row.alive(now_ms) and set(row.outputs) & set(steps)]
-
-    def _other_run(self, run: BatchRun, batch: BatchRow, live: Iterable[AttemptRow]) -> Wait | None:
-        """The wait for one of these attempts, if another run has made it. An attempt of an earlier try of this run is
-        not waited for: it gets fenced.
-
-        Raises:
-            AttemptFencedInSparkError: a later try of this run has made one of them, so this try is a zombie.
-        """
-        at = time_text(batch.batch_time_ms)
-        for row in live:
-            # Runs of two DAGs, or of two Airflows, have the same ids: they differ by their start.
-            if row.run_id is not None and run.request.run.clear_of(row.attributes) is None:
-                return Wait(f"Batch {at} is being run by {row.holder}, attempt {row.number}.", f"attempt {row.number}")
-            if row.attributes.get(TRY_NUMBER, 0) > run.context["ti"].try_number:
-                raise AttemptFencedInSparkError(
-                    f"A later try of this task has taken over the batch: {row.holder}, attempt {row.number}."
-                )
-        return None
-
-
-def _are_being_repaired(ledger: Ledger, stream_name: str, times: Collection[int]) -> bool:
-    """Whether the live attempts at these batches are repairs, or run a range again: they give way soon."""
-    now_ms = ledger.now_ms()
-    live = [row for row in ledger.attempts.running(stream_name) if row.batch_time_ms in times and row.alive(now_ms)]
-    return bool(live) and all(row.attributes.get(REPAIR) or RANGE in row.attributes for row in live)
 
 
 def _was_interrupted(error: BaseException, row: AttemptRow) -> bool:

@@ -1,4 +1,4 @@
-"""A DAG run that processes a batch: its identity, what it asks for, its batch time, and the steps that it has to do.
+"""A DAG run that processes a batch: its identity, what it asks for, its batch time, and what its steps need.
 
 Every user who may trigger a run can set its type, params and conf, so each value is checked against the stream before
 anything runs. The values select from what the stream declares. None of them is executed, rendered as a template or made
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -18,55 +18,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, DownstreamTasksSkipped
 
-from headrace.clock import parse_time, time_text, to_ms
+from headrace.batch.run_request import RunIdentity, RunRequest, RunRequestError
+from headrace.clock import time_text, to_ms
 from headrace.errors import Failure, HeadraceError
 from headrace.runs.readiness import find_beginning
 from headrace.stream.state import STATE_STEP
-from headrace.stream.stream import PARAMETERS, ParameterError, merged_parameters
+from headrace.stream.stream import ParameterError
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
+    from headrace.ledger.batch_tables import BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
-
-
-@dataclass(frozen=True, slots=True)
-class RunIdentity:
-    """A DAG run since it was last cleared. Attempts record it, so that the run can find its own attempts.
-
-    ``clear_number`` is how often it was cleared. ``started`` is when it began after that (ISO 8601), None if Airflow
-    does not report it.
-    """
-
-    run_id: str
-    clear_number: int = 0
-    started: str | None = None
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """The attributes by which an attempt records the run that began it."""
-        reported = {"run_id": self.run_id, "clear_number": self.clear_number}
-        return reported if self.started is None else {**reported, "run_started": self.started}
-
-    def clear_of(self, attributes: Mapping[str, Any]) -> int | None:
-        """The ``clear_number`` at which this run made the attempt with these attributes; None if another run did."""
-        clear = int(attributes.get("clear_number") or 0)
-        if attributes.get("run_id") != self.run_id or clear > self.clear_number:
-            return None
-        # Clearing gives a run another start time, so start times are compared only within the same clear.
-        started = attributes.get("run_started", self.started)
-        return clear if clear < self.clear_number or self.started in (None, started) else None
-
-    def __str__(self) -> str:
-        return f"{self.run_id}, cleared {self.clear_number} times, begun {self.started}"
-
-    def made(self, attributes: Mapping[str, Any]) -> bool:
-        """Whether this run made the attempt with these attributes, since it was last cleared."""
-        return self.clear_of(attributes) == self.clear_number
 
 
 def run_identity(context: Context) -> RunIdentity:
@@ -99,42 +65,6 @@ RANGE_OPTIONS = ("from", "until", "outputs", "parameters")
 _OF_AIRFLOW = ("openlineage",)
 
 
-class RunRequestError(HeadraceError):
-    """A run's conf or params ask for something that its stream does not have, or have an invalid value."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """A run's request. ``outputs``: steps; None: all of them. ``parameters`` None: the stream's own.
-
-    ``span``: the run is about the batches whose intervals lie between these two times, in milliseconds since the epoch;
-    None: about that of its logical date.
-
-    ``run`` distinguishes one request from another: a task's retry is the same request, a cleared run is a new one.
-    """
-
-    run: RunIdentity
-    is_backfill: bool = False
-    reprocess: bool = False
-    outputs: tuple[str, ...] | None = None
-    parameters: Mapping[str, Any] | None = None
-    from_kafka: bool = False
-    span: tuple[int, int] | None = None
-
-    def wants(self, step: str) -> bool:
-        """Whether the run should do the step. True for the state's update, because outputs may be computed from it."""
-        return self.outputs is None or step in self.outputs or step == STATE_STEP
-
-    def may_repeat(self, step: str) -> bool:
-        """Whether the run may repeat a step that is done. The state is not updated again just for an output."""
-        return self.outputs is None or step in self.outputs
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """The attributes by which an attempt records the run that began it and that run's parameters."""
-        return {**self.run.attributes, **({} if self.parameters is None else {PARAMETERS: dict(self.parameters)})}
-
-
 def run_request(context: Context, stream: Stream, *, options: Collection[str] = _OPTIONS) -> RunRequest:
     """The request of the task's DAG run. ``options`` are the names that mean something to its tasks.
 
@@ -145,16 +75,9 @@ def run_request(context: Context, stream: Stream, *, options: Collection[str] = 
     run = context["dag_run"]
     # Airflow merges conf into the params unless core.dag_run_conf_overrides_params is off.
     asked = {**context.get("params", {}), **(run.conf or {})}
+    is_backfill, spans = run.run_type == "backfill", "from" in options
     try:
-        return RunRequest(
-            run=run_identity(context),
-            is_backfill=run.run_type == "backfill",
-            reprocess=_flag(asked, "reprocess"),
-            outputs=_outputs(asked.get("outputs"), stream),
-            parameters=_parameters(asked.get("parameters"), stream),
-            from_kafka=_flag(asked, "from_kafka"),
-            span=_span(asked) if "from" in options else None,
-        )
+        return RunRequest.of(run_identity(context), asked, stream, is_backfill=is_backfill, spans=spans)
     except (RunRequestError, ParameterError) as error:
         raise AirflowFailException(str(error)) from error
 
@@ -182,58 +105,6 @@ def check_names(context: Context, options: Collection[str]) -> None:
         remedy="Correct the name, or declare one of your own in the DAG's params.",
     )
     raise AirflowFailException(str(error)) from error
-
-
-def _flag(asked: Mapping[str, Any], name: str) -> bool:
-    value = asked.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise RunRequestError(f"{name} must be true or false, not {value!r}.")
-
-
-def _span(asked: Mapping[str, Any]) -> tuple[int, int] | None:
-    after_ms, until_ms = (_time_ms(asked.get(name), name) for name in ("from", "until"))
-    if after_ms is None and until_ms is None:
-        return None
-    if after_ms is None or until_ms is None or after_ms >= until_ms:
-        raise RunRequestError(
-            f"from={asked.get('from')!r} and until={asked.get('until')!r} are not a range of batches.",
-            remedy="Give two times, the earlier one as `from`: "
-            '{"from": "2026-11-20T00:00:00Z", "until": "2026-11-21T00:00:00Z"} is a day.',
-        )
-    return after_ms, until_ms
-
-
-def _time_ms(value: Any, name: str) -> int | None:
-    if value is None or value == "":
-        return None
-    try:
-        return parse_time(value)
-    except (TypeError, ValueError):
-        raise RunRequestError(
-            f"{name} must be a time in ISO 8601, not {value!r}.", remedy="For example 2026-11-20T00:00:00Z."
-        ) from None
-
-
-def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:
-    if value is None or value == []:
-        return None
-    known = stream.step_of_id
-    unknown = sorted(str(name) for name in value if name not in list(known)) if isinstance(value, list) else [value]
-    if unknown:
-        raise RunRequestError(
-            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}. "
-            f"Its outputs are {', '.join(known)}.",
-            remedy='Name outputs by their ids, in a list: {"outputs": ["elasticsearch"]}.',
-        )
-    return tuple(known[name] for name in value)
-
-
-def _parameters(value: Any, stream: Stream) -> Mapping[str, Any] | None:
-    if value is None or value == {}:
-        return None
-    merged_parameters(stream, value)
-    return dict(value)
 
 
 log = logging.getLogger(__name__)
@@ -564,77 +435,6 @@ class BatchRun:
             "%d of these batch times are allocated now. The stream's repair runs them, unless runs of their own do.",
             number,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StepsToRun:
-    """``repeats``: the run repeats the batch, so a step counts as done only if this run did it."""
-
-    steps: tuple[str, ...]
-    repeats: bool = False
-
-
-def find_steps_to_run(
-    ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str], *, stream_steps: Sequence[str]
-) -> StepsToRun:
-    """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`.
-
-    ``stream_steps`` are all steps that the stream has.
-    """
-    attempts = attempts_without_replays(ledger, batch)
-    history = ledger.attempts.output_history(batch.stream, batch.batch_time_ms)
-    return steps_to_run(steps, request=request, needed=batch.needs(stream_steps), attempts=attempts, history=history)
-
-
-def attempts_without_replays(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
-    """All attempts at the batch itself, oldest first, without those of its replays."""
-    return [row for row in ledger.attempts.of_batch(batch.stream, batch.batch_time_ms) if not row.target]
-
-
-def steps_to_run(
-    steps: Iterable[str],
-    *,
-    request: RunRequest,
-    needed: Iterable[str],
-    attempts: Iterable[AttemptRow],
-    history: Iterable[BatchOutputRow],
-) -> StepsToRun:
-    """Return those of ``steps`` that the run wants and that have no record of success; if the run repeats the batch,
-    also those that it may repeat and has not done since it was last cleared.
-
-    A batch that was complete when the run began, or was last cleared, is repeated if the run asks for it
-    (``reprocess``), is a backfill's, or has completed an output of it before it was cleared. If a batch failed, its
-    cleared run does only what is left. Within one clear no step is done twice, however often a task is tried.
-
-    Args:
-        needed: the steps that the batch needs to complete.
-        history: what each attempt made of its outputs, the oldest attempt first.
-    """
-    clears = {row.number: clear for row in attempts if (clear := request.run.clear_of(row.attributes)) is not None}
-    newest: dict[str, BatchOutputRow] = {}
-    before: dict[str, BatchOutputRow] = {}
-    has_completed_earlier = False
-    for row in history:
-        clear = clears.get(row.attempt)
-        newest[row.output_id] = row
-        if clear != request.run.clear_number:
-            before[row.output_id] = row
-            has_completed_earlier |= clear is not None and _is_done(row)
-    was_complete = all(_is_done(before.get(step)) for step in needed)
-    repeats = request.reprocess or (was_complete and (request.is_backfill or has_completed_earlier))
-    left = []
-    for step in filter(request.wants, steps):
-        last = newest.get(step)
-        own = last is not None and clears.get(last.attempt) == request.run.clear_number
-        if not _is_done(last) or (repeats and request.may_repeat(step) and not own):
-            left.append(step)
-    return StepsToRun(tuple(left), repeats)
-
-
-def _is_done(row: BatchOutputRow | None) -> bool:
-    from headrace.ledger.states import AttemptState
-
-    return row is not None and row.state is AttemptState.COMPLETED
 
 
 @dataclass(frozen=True, slots=True)

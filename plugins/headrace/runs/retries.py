@@ -2,8 +2,8 @@
 
 1. Airflow retries the task once, soon, unless stored data is lost or the task has used up its time
    (`BatchRetryPolicy`). So the run of a failing batch fails visibly, within a bounded time.
-2. The repair of the stream tries the batch again when it is due (``headrace.batch.next_try``), so that no person has to
-   clear its run. If it failed by the user's code, or finally, the repair asks `is_held_back`.
+2. The repair of the stream tries the batch again when it is due (``headrace.batch.due_batches``), so that no person has
+   to clear its run. If it failed by the user's code, or finally, the repair asks `is_held_back`.
 """
 
 from __future__ import annotations

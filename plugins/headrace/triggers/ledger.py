@@ -291,8 +291,6 @@ def report_readiness(event: dict[str, Any], stream: Stream, log: Any) -> None:
 
 # How long a requested run waits for its batch's turn.
 _REQUESTED_WAIT_MS = 1_800_000
-# A batch takes over at most 360 batch times. The first allocated one is behind them.
-_MAX_UNCLAIMED = 1_000
 MAX_WAITED = timedelta(minutes=5)
 """How long a run waits for the stream's first receiver, before it fails."""
 
@@ -405,20 +403,17 @@ class TurnTrigger(LedgerTrigger):
         return None if trigger.poll_before_deferring(run.ledger) is not None else trigger
 
     def poll(self, ledger: Ledger) -> dict[str, Any] | None:
-        time_ms = self.parameters["batch_time_ms"]
-        most = 1 if self.parameters["unclaimed"] else _MAX_UNCLAIMED
-        unfinished = ledger.batches.earlier_unfinished(self.stream, time_ms, limit=most)
-        first = next((row for row in unfinished if row.state is not None or self.parameters["unclaimed"]), None)
-        if first is None:
+        from headrace.batch.next_attempt import awaited_turn
+
+        unclaimed = self.parameters["unclaimed"]
+        awaited = awaited_turn(ledger, self.stream, self.parameters["batch_time_ms"], unclaimed=unclaimed)
+        if awaited is None:
             return {"turn": True, "reason": "no earlier batch is unfinished"}
-        state = "not allocated" if first.state is None else first.state.value
-        reason = f"batch {time_text(first.batch_time_ms)} comes first, and is {state}"
-        reason += f": {first.error}" if first.error else ""
         if ledger.now_ms() >= self.parameters["until_ms"]:
-            return {"turn": False, "reason": reason}
-        if reason != self._reported:
-            self._reported = reason
-            self.log.info("Waiting for the batch's turn: %s.", reason)
+            return {"turn": False, "reason": awaited.reason}
+        if awaited.reason != self._reported:
+            self._reported = awaited.reason
+            self.log.info("Waiting for the batch's turn: %s.", awaited.reason)
         return None
 
 

@@ -8,7 +8,7 @@ from headrace.errors import REPAIR
 from headrace.triggers.ledger import LedgerWatcher
 
 if TYPE_CHECKING:
-    from headrace.batch.next_try import DueBatch
+    from headrace.batch.next_attempt import NextAttempt
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import AttemptRow, BatchRow
 
@@ -25,8 +25,8 @@ _MOST = 100
 
 
 class RepairDueTrigger(LedgerWatcher):
-    """Fires when a batch is due to be tried again (``headrace.batch.next_try``): once for each state of the oldest such
-    batch, and again after five minutes.
+    """Fires when a batch is due to be tried again (``headrace.batch.due_batches``): once for each state of the oldest
+    such batch, and again after five minutes.
 
     It does not create the ledger, nor import the user's code.
 
@@ -69,8 +69,8 @@ class RepairDueTrigger(LedgerWatcher):
         error = next((row.error for row in reversed(attempts) if row.error), None)
         return {"stream": self.stream, "batch_time_ms": batch.batch_time_ms, "steps": list(due.steps), "error": error}
 
-    def _first_due(self, ledger: Ledger, now_ms: int, *, checks_code: bool) -> DueBatch | None:
-        from headrace.batch.next_try import due_batches, is_as_it_failed
+    def _first_due(self, ledger: Ledger, now_ms: int, *, checks_code: bool) -> NextAttempt | None:
+        from headrace.batch.due_batches import due_batches, is_as_it_failed
 
         stream = ledger.streams.get(self.stream)
         # In an ordered stream the next run waits for this batch. The repair asks Airflow whether it has a run.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from headrace.batch.next_try import NextTries
+from headrace.batch.due_batches import NextTries
 from headrace.clock import time_text
 from headrace.errors import RANGE, REPAIR, WARNING
 from headrace.ledger import Ledger

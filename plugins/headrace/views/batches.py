@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from headrace.batch.next_try import NextTries
+from headrace.batch.due_batches import NextTries
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import AttemptRow, BatchRow

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from headrace.batch.next_try import NextTries
+from headrace.batch.due_batches import NextTries
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.errors import LedgerUnavailableError

@@ -268,7 +268,7 @@ def toy_batch(monkeypatch, toy_process):
     subprocess = SimpleNamespace(Popen=toy_micro_batch.InThisProcess, PIPE=None, STDOUT=None, DEVNULL=None)
     monkeypatch.setattr("headrace.runs.processes.subprocess", subprocess)
     # Nobody runs the stream's own batches here: a range that is new would wait for them for a minute.
-    monkeypatch.setattr("headrace.spark.attempts.range_run.processors_are_short", lambda _: False)
+    monkeypatch.setattr("headrace.batch.next_attempt.processors_are_short", lambda _: False)
     return toy_process
 
 

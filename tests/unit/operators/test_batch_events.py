@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
+from headrace.batch.run_request import RunIdentity
 from headrace.ledger import Ledger
 from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_event
-from headrace.runs.batch_run import BatchRun, RunIdentity
+from headrace.runs.batch_run import BatchRun
 from headrace.stream_context import StreamContext
 
 STREAM, AT_MS = "flights", 20_000

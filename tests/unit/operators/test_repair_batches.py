@@ -6,14 +6,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import timedelta
-from itertools import chain, count, repeat
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
-from headrace.batch import next_try
-from headrace.batch.next_try import due_batches
+from headrace.batch.due_batches import _Judge, due_batches
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import StepsLostError
@@ -224,7 +223,7 @@ def test_each_due_batch_is_judged_once_when_it_is_its_turn(runs, toy_batch, ledg
     register(ledger, runs.stream)
     failed = [runs.fail(toy_batch)[0] for _ in range(3)]
     runs.write(runs.next()[1], ONE, TWO)
-    judged, judge, run_attempt = [], next_try._Judge.due, RepairBatchesOperator.run_attempt
+    judged, judge, run_attempt = [], _Judge.due, RepairBatchesOperator.run_attempt
 
     def noted(self, earlier):
         judged.append(earlier.batch_time_ms)
@@ -239,7 +238,7 @@ def test_each_due_batch_is_judged_once_when_it_is_its_turn(runs, toy_batch, ledg
             ledger.attempts.complete(attempt_of_own)
         run_attempt(self, ledger, attempt, batch, context)
 
-    monkeypatch.setattr(next_try._Judge, "due", noted)
+    monkeypatch.setattr(_Judge, "due", noted)
     monkeypatch.setattr(RepairBatchesOperator, "run_attempt", meanwhile)
     runs.repair()
     assert judged == failed
@@ -390,7 +389,7 @@ def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_
             own.append(ledger.attempts.begin("flights", due.batch.batch_time_ms, **fields))
             yield due
 
-    monkeypatch.setattr(next_try, "due_batches", begun_since_it_was_seen)
+    monkeypatch.setattr("headrace.batch.due_batches.due_batches", begun_since_it_was_seen)
     assert runs.nothing_is_due()
     (attempt,) = own
     ledger.attempts.record_output(attempt, ONE, {"created": 1})
@@ -402,10 +401,12 @@ def test_while_a_slot_is_held_the_repair_waits_and_leaves_the_batch(runs, toy_ba
     runs.write(runs.next()[1], ONE, TWO)
     held, _ = runs.next()
     ledger.attempts.begin("flights", held, holder="other", way="connect", lease_ms=60_000, outputs=[ONE])
-    times = chain([0.0, 0.0, 29.0], repeat(31.0))
-    monkeypatch.setattr(repair_batches, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
+    slept = []
+    monkeypatch.setattr("headrace.operators.wal_spark_submit.time", SimpleNamespace(sleep=slept.append))
     assert runs.nothing_is_due()
     assert runs.attempts(failed) == 1
+    assert sum(slept) == runs.stream.retry_for_ms / 1000
+    assert max(slept) <= 0.5, "runs of other batches leave a slot free for a moment only"
 
 
 def test_a_run_waits_in_place_for_a_repair_that_holds_the_slot(runs, toy_batch, ledger, monkeypatch):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
+from headrace.batch.next_attempt import NextAttempt
 from headrace.operators.wal_spark_submit import AttemptFencedInSparkError, BatchTaskError, WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput, State
 
@@ -129,17 +130,17 @@ def test_so_is_that_of_another_run_with_the_same_id(stream, allocated, toy_batch
 def test_so_is_one_that_begins_in_the_same_moment(stream, allocated, toy_batch, connectable, ledger, monkeypatch):
     """The runs of two Airflows, or two that a person triggers at once."""
     at_ms, task = allocated()
-    look = WalSparkSubmitOperator._live
+    look = NextAttempt.awaited
     begun = []
 
-    def look_just_before(operator, run, batch, steps):
-        found = look(operator, run, batch, steps)
+    def look_just_before(following):
+        found = look(following)
         if not begun:
             other = {"holder": "other", "way": "connect", "lease_ms": 60_000, "attributes": {"run_id": "other"}}
             begun.append(ledger.attempts.begin("flights", at_ms, **other))
         return found
 
-    monkeypatch.setattr(WalSparkSubmitOperator, "_live", look_just_before)
+    monkeypatch.setattr(NextAttempt, "awaited", look_just_before)
     with pytest.raises(TaskDeferred):
         run(stream, ONE, task)
     (other,) = ledger.attempts.of_batch("flights", at_ms)

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.operators.toy_micro_batch import InThisProcess
 
 from headrace.airflow_versions import RetryAction
-from headrace.batch.next_try import was_interrupted
+from headrace.batch.due_batches import was_interrupted
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator

@@ -9,8 +9,9 @@ import pytest
 from airflow.sdk.definitions.param import process_params
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
+from headrace.batch.run_request import RunIdentity, RunRequest
 from headrace.dags import batch_dag, receiver_dag, replay_dag
-from headrace.runs.batch_run import RunIdentity, RunRequest, run_identity, run_request
+from headrace.runs.batch_run import run_identity, run_request
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
 
 START = datetime(2026, 11, 21, 14, tzinfo=UTC)

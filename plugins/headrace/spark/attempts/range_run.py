@@ -1,8 +1,8 @@
 """Runs the batches of a range in one process, several at a time, each by an attempt of its own:
 
 1. Read from the ledger which batches are left (``headrace.batch.batch_range``).
-2. Begin an attempt at each, like the one that the task has begun at the first: the same outputs, definition, parameters
-   and Airflow run. A live attempt of another run is waited for.
+2. Begin an attempt at each (``headrace.batch.next_attempt``), like the one that the task has begun at the first: the
+   same outputs, definition, parameters and Airflow run. A live attempt of another run is waited for.
 3. Run it (``attempt``) in its thread's Spark session, or in Spark jobs that the batches share (``shared_jobs``). So
    what a batch costs beside its records, in Spark and in the ledger, passes while other batches are written.
 4. Every few seconds, write the results of its batches (``headrace.batch.results``), which would delay the stream's own
@@ -16,7 +16,6 @@ ends with the first failure.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -26,11 +25,12 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from headrace.batch.batch_range import RangeProgress, TimeRange
+from headrace.batch.next_attempt import BatchProgress, LiveStream, NextAttempt, ReplayTarget, Wait
 from headrace.batch.results import write_results
 from headrace.clock import readable_seconds, time_text
-from headrace.errors import TRY_NUMBER, HeadraceError
-from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError, SlotBusyError
-from headrace.ledger.states import AttemptState, BatchState
+from headrace.errors import HeadraceError
+from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
+from headrace.ledger.states import AttemptState
 from headrace.spark.attempts.attempt import run_attempt
 from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.attempts.failures import reason_of
@@ -53,14 +53,6 @@ _POLL_SECONDS = 1.0
 _END_SECONDS = 15.0
 _ERROR_CHARACTERS = 500
 _FEWEST_FAILURES = 3
-_GIVE_WAY_SECONDS = 30.0
-# A batch is due for so many intervals, at least a minute. After that nobody seems to run it.
-_LIVE_INTERVALS = 10
-_AVERAGED_SECONDS = 60.0
-# One of so many threads runs batches where processors are short. With 4, the live stream's p99 rose by 11% on Postgres.
-_FEWER = 8
-# None: it has blocks, and is not allocated yet.
-_DUE = (None, BatchState.ALLOCATED, BatchState.RUNNING)
 
 
 class RangeIncompleteError(HeadraceError):
@@ -140,8 +132,12 @@ class RangeRunner:
         self._ledger, self._stream = context.ledger, context.stream
         written = [self._stream.output_of_step(step) for step in first.outputs if step != STATE_STEP]
         # Those whose batches the replay has to write in the order of their times.
-        self._ordered_steps = tuple(output.step for output in written if first.target and output.deletes_by_key)
-        self._ordered = bool(self._ordered_steps) if first.target else self._stream.is_ordered
+        ordered = tuple(output.step for output in written if output.deletes_by_key)
+        replay = ReplayTarget(first.target, str(first.definition), ordered) if first.target else None
+        self._ordered = bool(ordered) if first.target else self._stream.is_ordered
+        self._following = partial(
+            NextAttempt.of_range, self._ledger, batches=batches, steps=first.outputs, replay=replay
+        )
         progress = RangeProgress.of(
             self._ledger, first.stream, batches, first.outputs, target=first.target, ordered=self._ordered
         )
@@ -152,8 +148,8 @@ class RangeRunner:
         self._threads = 1 if self._ordered else max(1, min(settings.threads, len(left)))
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._few, self._began = max(1, self._threads // _FEWER), time.monotonic()
-        self._asking, self._ask_at, self._known = threading.Lock(), 0.0, _Live(is_due=False, has_batches=False)
+        in_order = self._ordered and not first.target
+        self._live = LiveStream(self._ledger, self._stream, threads=self._threads, in_order=in_order)
         self._running: dict[int, BatchAttempt] = {}
         self._failed = self._failed_in_row = self._records = 0
         self._replaced: AttemptFencedError | None = None
@@ -255,8 +251,12 @@ class RangeRunner:
     def _next(self, number: int, *, give_way: bool) -> BatchRow | None:
         if give_way:
             # If the ledger is away, the attempt says so.
+            began = time.monotonic()
             with contextlib.suppress(LedgerUnavailableError):
-                self._give_way(number)
+                while self._left and not self._stop.is_set():
+                    if self._live.awaited(number, time.monotonic() - began) is None:
+                        break
+                    self._stop.wait(_POLL_SECONDS)
         with self._lock:
             return self._left.popleft() if self._left and not self._stop.is_set() else None
 
@@ -312,141 +312,44 @@ class RangeRunner:
             self._stop.set()
 
     def _begin(self, number: int, batch: BatchRow) -> Attempt | None:
-        """Begin an attempt at the batch, once no other run's is live. None if this run has done the batch meanwhile."""
+        """Begin an attempt at the batch like the first, once no other run's is live. None if this run has done the
+        batch meanwhile, or begins nothing more."""
         attributes = self._sessions.attributes(number)
-        if batch.batch_time_ms == self._first.batch_time_ms:
-            earlier = [row for row in self._attempts(batch) if row.number < self._first.number]
-            claim = self._first.claim()
-            self._ledger.attempts.renew(claim, attributes=attributes)
-        else:
-            waited_for = self._earlier(batch)
-            if waited_for is None:
-                return None
-            earlier = waited_for
-            claim = self._begin_like(batch, {**self._first.attributes, **attributes})
-        # Most batches have no earlier attempt that may still run.
-        if any(row.state is not AttemptState.COMPLETED for row in earlier):
-            self._sessions.end_earlier(claim)
-        return claim
-
-    def _earlier(self, batch: BatchRow) -> list[AttemptRow] | None:
-        """The earlier attempts at the batch, once none of another run is live; None if it is not to be begun."""
         reported = False
         while not self._stop.is_set():
-            attempts = self._attempts(batch)
-            # A later try that has another definition begins the range again.
-            of_run = [row for row in attempts if self._range.is_of_same_run(row)]
-            tries = [row.attributes.get(TRY_NUMBER, 0) for row in of_run]
-            if max(tries, default=0) > self._first.attributes.get(TRY_NUMBER, 0):
-                self._replaced = AttemptFencedError("A later try of this task runs the range.")
-                self._stop.set()
+            following = self._following(batch, attributes={**self._first.attributes, **attributes})
+            begun = self._begun(following, attributes)
+            if begun is None:
                 return None
-            own = [row for row in of_run if set(self._first.outputs) <= set(row.outputs)]
-            if own and self._range.is_written_by(own[-1], like=self._first):
-                with self._lock:
-                    self._done += 1
-                return None
-            now_ms = self._ledger.now_ms()
-            others = [row for row in attempts if row.alive(now_ms) and row not in of_run]
-            if not others:
-                return attempts
+            if not isinstance(begun, Wait):
+                # Most batches have no earlier attempt that may still run.
+                earlier = [row for row in following.attempts if row.number < begun.number]
+                if any(row.state is not AttemptState.COMPLETED for row in earlier):
+                    self._sessions.end_earlier(begun)
+                return begun
             if not reported:
-                self._report(f"batch {time_text(batch.batch_time_ms)} waits for {others[-1].holder}, which runs it")
+                self._report(begun.reason)
                 reported = True
             self._stop.wait(_POLL_SECONDS)
         return None
 
-    def _attempts(self, batch: BatchRow) -> list[AttemptRow]:
-        """The attempts at outputs of this run."""
-        time_ms = batch.batch_time_ms
-        rows = self._ledger.attempts.between(batch.stream, time_ms - 1, time_ms, target=self._first.target)
-        return [row for row in rows if set(row.outputs) & set(self._first.outputs)]
-
-    def _begin_like(self, batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
+    def _begun(self, following: NextAttempt, attributes: Mapping[str, Any]) -> Attempt | Wait | None:
+        """The attempt, or what it waits for; None if it is not to be made."""
         first = self._first
-        begun: dict[str, Any] = {
-            "holder": first.holder,
-            "way": first.way,
-            "lease_ms": self._settings.lease_ms,
-            "outputs": first.outputs,
-            "attributes": attributes,
-        }
-        if first.target:
-            return self._ledger.replays.begin(
-                batch.stream,
-                batch.batch_time_ms,
-                target=first.target,
-                definition=str(first.definition),
-                ordered=self._ordered_steps,
-                **begun,
-            )
-        while True:
-            try:
-                return self._ledger.attempts.begin(
-                    batch.stream, batch.batch_time_ms, force=True, revision=first.revision, **begun
-                )
-            except SlotBusyError:
-                if self._stop.wait(_POLL_SECONDS):
-                    raise
-
-    def _give_way(self, number: int) -> None:
-        """Let the live stream go first: in an ordered stream, and where processors are short. While a batch of the
-        stream is due, none of the range begins. Else a few of the threads run batches, because those that run when the
-        stream's next batch is due delay it, and many hold up its receivers in the ledger.
-
-        A low priority of this process would not do: the stream would wait for it whenever it holds the ledger's lock.
-        Not for ever: the batch that is due may wait for a person.
-        """
-        in_order = self._ordered and not self._first.target
-        deadline = time.monotonic() + _GIVE_WAY_SECONDS
-        while self._left and not self._stop.is_set():
-            if not (in_order or processors_are_short(self._began)):
-                return
-            live = self._live()
-            waits = live.is_due and time.monotonic() < deadline
-            if not waits and (number < self._few or not live.has_batches):
-                return
-            self._stop.wait(_POLL_SECONDS)
-
-    def _live(self) -> _Live:
-        """The state of the live stream; asks the ledger once a second at most."""
-        with self._asking:
-            now = time.monotonic()
-            if now >= self._ask_at:
-                self._ask_at = now + _POLL_SECONDS
-                self._known = self._read_live()
-            return self._known
-
-    def _read_live(self) -> _Live:
-        now_ms, stream = self._ledger.now_ms(), self._stream
-        since_ms = now_ms - max(60_000, _LIVE_INTERVALS * stream.batch_interval_ms)
-        batches, newest = self._ledger.batches, self._ledger.batches.page(stream.name, 1)
-        catches_up = False
-        if stream.is_ordered:
-            # The others wait for the first one, which may wait for a person.
-            unfinished = batches.earlier_unfinished(stream.name, now_ms, limit=1)
-            for batch in unfinished:
-                # However old it is, it is due while the stream works through a backlog.
-                before = batches.page(stream.name, 1, [BatchState.COMPLETED], before_ms=batch.batch_time_ms)
-                catches_up = batch.alive or any((row.completed_at_ms or 0) >= since_ms for row in before)
-        else:
-            unfinished = batches.earlier_unfinished(stream.name, now_ms, after_ms=since_ms)
-        return _Live(
-            is_due=any((catches_up or batch.batch_time_ms > since_ms) and batch.state in _DUE for batch in unfinished),
-            has_batches=any(batch.batch_time_ms > since_ms for batch in newest),
+        if following.batch.batch_time_ms == first.batch_time_ms:
+            self._ledger.attempts.renew(first.claim(), attributes=attributes)
+            return first.claim()
+        try:
+            awaited = following.awaited()
+        except AttemptFencedError as replaced:
+            # It may have another definition, and then begins the range again.
+            self._replaced = replaced
+            self._stop.set()
+            return None
+        if BatchProgress(first.outputs, following.attempts).is_written_for(self._range, like=first):
+            with self._lock:
+                self._done += 1
+            return None
+        return awaited or following.begin(
+            holder=first.holder, way=first.way, lease_ms=self._settings.lease_ms, revision=first.revision
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """``is_due``: a batch of the stream is due and has not completed. ``has_batches``: there was one lately."""
-
-    is_due: bool
-    has_batches: bool
-
-
-def processors_are_short(began: float) -> bool:
-    """Whether more threads of this host want a processor than it has, on average over the last minute. True for the
-    first minute from ``began`` on (`time.monotonic`): the average does not show yet what the range itself adds."""
-    is_new = time.monotonic() < began + _AVERAGED_SECONDS
-    return is_new or os.getloadavg()[0] > (os.cpu_count() or 1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.receiver.waiting import eventually
 
+from headrace.batch import next_attempt
 from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import TimeRange
 from headrace.hooks.ledger import register
@@ -178,7 +179,7 @@ def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs
     monkeypatch.setattr(batch_command, "ProcessWatch", lambda *_: SimpleNamespace(start=lambda: None))
     monkeypatch.setattr(batch_command, "jvm_gone", lambda _: None)
     monkeypatch.setattr(range_run, "run_attempt", run)
-    monkeypatch.setattr(range_run, "processors_are_short", lambda _: False)
+    monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: False)
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, stream)
         last_ms = ledger.now_ms() // 10_000 * 10_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -17,6 +16,7 @@ import pytest
 from sqlalchemy import insert, update
 from tests.unit.receiver.waiting import eventually
 
+from headrace.batch import next_attempt
 from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import RangeError, RangeProgress, TimeRange
 from headrace.errors import TRY_NUMBER, HeadraceError
@@ -32,7 +32,6 @@ from headrace.spark.attempts.range_run import (
     RangeResult,
     RangeRunner,
     RangeSettings,
-    processors_are_short,
 )
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 from headrace.stream.stream import replayed
@@ -181,8 +180,9 @@ def rig(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         rig = Rig(ledger, stream, 8)
         monkeypatch.setattr(range_run, "run_attempt", rig.work)
         monkeypatch.setattr(range_run, "_POLL_SECONDS", 0.05)
+        monkeypatch.setattr(next_attempt, "_ASK_SECONDS", 0.05)
         # The stream's own batches have not run: they are due.
-        monkeypatch.setattr(range_run, "processors_are_short", lambda _: False)
+        monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: False)
         yield rig
 
 
@@ -261,7 +261,7 @@ def test_a_live_attempt_of_another_run_is_waited_for_and_its_batch_run_after_it(
     other = rig.begin(rig.times[5], run="run 2", holder="another task")
     thread = threading.Thread(target=rig.run)
     thread.start()
-    eventually(lambda: any("waits for another task" in line for line in rig.reported))
+    eventually(lambda: any("is being run by another task" in line for line in rig.reported))
     eventually(lambda: len(rig.ran) == 7)
     assert rig.times[5] not in rig.ran
     rig.ledger.attempts.fail(other, "it is over")
@@ -291,7 +291,7 @@ def complete_own(rig: Rig) -> None:
 def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, old: int
 ) -> None:
-    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
     # Batch times of yesterday that nobody has run.
     yesterday = [rig.after_ms - 86_400_000 + number * INTERVAL_MS for number in range(old)]
     with rig.ledger._database.write() as connection:
@@ -310,7 +310,7 @@ def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first
         return True
 
     asking = threading.Lock()
-    monkeypatch.setattr(range_run, "processors_are_short", short)
+    monkeypatch.setattr(next_attempt, "processors_are_short", short)
     assert rig.run().batches == 8
     # The task has begun the first one before.
     assert before in ([], rig.times[:1])
@@ -320,8 +320,8 @@ def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stre
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete_own(rig)
-    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
-    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
+    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
     at_once, most = 0, 0
 
     def work(attempt: BatchAttempt) -> Any:
@@ -341,34 +341,25 @@ def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stre
     assert most == 1
 
 
-def test_processors_are_short_where_threads_wait_for_them_and_while_a_range_is_new(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    for load, seconds, short in ((9.0, 3_600, True), (0.5, 3_600, False), (0.5, 10, True)):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        assert processors_are_short(time.monotonic() - seconds) is short
-
-
 @pytest.mark.parametrize("passed", ["the longest wait", "the time in which a batch is due"])
 def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, passed: str
 ) -> None:
     if passed == "the longest wait":
-        monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 0.05)
+        monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 0.05)
     else:
-        monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+        monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
         now_ms = rig.times[-1] + 10 * INTERVAL_MS
         monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
-    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
+    monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
     assert rig.run().batches == 8
 
 
 def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_one_that_has_failed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
-    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
+    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
     rig.stream = rig.stream.model_copy(update={"ordered": True})
     register(rig.ledger, rig.stream)
     rig.ledger.attempts.fail(
@@ -381,7 +372,7 @@ def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_on
 def test_a_range_gives_way_to_an_ordered_stream_that_works_through_a_backlog(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
     # All its batches are older than those that would be due.
     now_ms = rig.times[-1] + 10 * INTERVAL_MS
     monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
@@ -409,7 +400,7 @@ def test_a_range_gives_way_to_an_ordered_stream_that_works_through_a_backlog(
                 rig.complete(time_ms)
         return True
 
-    monkeypatch.setattr(range_run, "processors_are_short", short)
+    monkeypatch.setattr(next_attempt, "processors_are_short", short)
     assert rig.run(threads=1).batches == 8 - len(absorbed)
     # The task has begun the first one before.
     assert asked >= 5 and before in ([], rig.times[:1])
@@ -493,7 +484,7 @@ def test_an_error_between_two_batches_is_reported(rig: Rig, monkeypatch: pytest.
     def refuse(*_: Any, **__: Any) -> Any:
         raise LedgerError("the ledger refused a statement")
 
-    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
+    monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
     monkeypatch.setattr(type(rig.ledger.batches), "page", refuse)
     with pytest.raises(RangeIncompleteError, match="7 of 8 batches"):
         rig.run(threads=1)

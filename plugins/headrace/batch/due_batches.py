@@ -1,4 +1,4 @@
-"""Decides when a batch that its run left unfinished is tried again by the stream's repair, and says so in advance.
+"""The batches that their runs left unfinished: which of them the stream's repair tries again now, and when the others.
 
 1. An attempt that was ended from outside (`was_interrupted`) is tried again at once, a few times in a row. After that
    it counts as a failure: its own data may kill its process each time.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from headrace.batch.next_attempt import BatchProgress, NextAttempt
 from headrace.clock import time_text
 from headrace.errors import FAILURE, INTERRUPTED, REPAIR, Failure
 from headrace.ledger import Ledger
@@ -32,18 +33,6 @@ _NEWEST_OUTPUTS = 200
 # Above every batch time.
 _END_MS = 2**62
 _CHANGED = "the definition or the code has changed"
-
-
-@dataclass(frozen=True, slots=True)
-class DueBatch:
-    """A batch to try again, with the ``steps`` to run: none if the definition has lost all that it still needs.
-
-    ``attempts`` are those at the batch itself, oldest first.
-    """
-
-    batch: BatchRow
-    steps: tuple[str, ...]
-    attempts: Sequence[AttemptRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +58,12 @@ def due_batches(
     without: Collection[int] = (),
     at_once: bool = False,
     most: int = 1_000,
-) -> Iterator[DueBatch]:
-    """The batches to try again now, oldest first; in an ordered stream at most the first unfinished one.
+) -> Iterator[NextAttempt]:
+    """The attempts to make now at batches, the oldest batch first; in an ordered stream at most one, at the first
+    unfinished batch. Each has all attempts at its batch before. It has no steps if the definition has lost all that the
+    batch still needs.
 
-    Each is judged by what the ledger has of it when it is asked for, so that an attempt made meanwhile counts.
+    Each batch is judged by what the ledger has of it when it is asked for, so that an attempt made meanwhile counts.
 
     Batches that have completed once are left out: if one is run again and fails, it is for a person to clear that run.
 
@@ -115,10 +106,10 @@ class NextTries:
             return None
         if self._first_ms is not None and self._first_ms < batch.batch_time_ms:
             return NextTry(event=f"batch {time_text(self._first_ms)} has completed")
-        left = self._judge.left(batch)
-        if not left.missing or any(row.alive(self.now_ms) for row in left.attempts):
+        progress = self._judge.progress(batch)
+        if not progress.missing or any(row.alive(self.now_ms) for row in progress.attempts):
             return None
-        tries = list(self._judge.tries(batch, left).values())
+        tries = list(self._judge.tries(batch, progress).values())
         times = [each.at_ms for each in tries if each.at_ms is not None]
         return NextTry(min(times)) if times else next(iter(tries), None)
 
@@ -134,15 +125,6 @@ def was_interrupted(attempt: AttemptRow) -> bool:
     return attempt.state in (AttemptState.RUNNING, AttemptState.FENCED) or bool(attempt.attributes.get(INTERRUPTED))
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """What is left of a batch: the steps that it misses, those of them that an attempt can run, and its attempts."""
-
-    missing: list[str]
-    known: list[str]
-    attempts: list[AttemptRow]
-
-
 class _Judge:
     """Judges a stream's unfinished batches at one time."""
 
@@ -156,40 +138,37 @@ class _Judge:
         self._now_ms = ledger.now_ms()
         self._last_results = {} if stream.ordered else _last_results(ledger, stream.name)
 
-    def due(self, earlier: EarlierBatch) -> DueBatch | None:
-        """The batch with its steps that are due; None if there are none."""
+    def due(self, earlier: EarlierBatch) -> NextAttempt | None:
+        """The attempt at the steps of the batch that are due; None if there are none."""
         batch = self._ledger.batches.get(self._stream.name, earlier.batch_time_ms)
         if batch.state not in UNFINISHED:
             return None
-        left = self.left(batch)
-        if not left.known:
+        progress = self.progress(batch)
+        missing = progress.missing
+        if not missing:
+            asked = tuple(self._known(progress.needed))
+            return NextAttempt(self._ledger, batch, (), progress.attempts, asked=asked) if asked else None
+        if not self._known(missing):
             # No attempt can begin, and so report it.
-            is_reported = bool(left.missing) and batch.error == str(StepsLostError(batch, left.missing))
-            return None if is_reported or not left.missing else DueBatch(batch, (), left.attempts)
-        if not left.missing:
-            # An attempt died after its last record. The ledger notices that the batch is complete when an attempt is
-            # to begin.
-            return DueBatch(batch, tuple(left.known), left.attempts)
-        tries = self.tries(batch, left)
+            is_reported = batch.error == str(StepsLostError(batch, missing))
+            return None if is_reported else NextAttempt(self._ledger, batch, (), progress.attempts)
+        tries = self.tries(batch, progress)
         steps = [step for step, each in tries.items() if each.at_ms is not None and each.at_ms <= self._now_ms]
-        return DueBatch(batch, tuple(steps), left.attempts) if steps else None
+        return NextAttempt(self._ledger, batch, tuple(steps), progress.attempts) if steps else None
 
-    def left(self, batch: BatchRow) -> _Left:
-        """Read what is left of the batch."""
-        name, time_ms = batch.stream, batch.batch_time_ms
-        recorded = self._ledger.attempts.outputs(name, time_ms)
-        done = {row.output_id for row in recorded if row.state is AttemptState.COMPLETED}
-        required = batch.needs(self._stream.outputs)
-        missing = [step for step in required if step not in done]
-        known = [step for step in missing or required if step in self._stream.outputs]
-        attempts = [row for row in self._ledger.attempts.of_batch(name, time_ms) if not row.target]
-        return _Left(missing, known, attempts)
+    def progress(self, batch: BatchRow) -> BatchProgress:
+        """Read how far the batch is."""
+        return BatchProgress.of(self._ledger, batch, self._stream.outputs)
 
-    def tries(self, batch: BatchRow, left: _Left) -> dict[str, NextTry]:
-        """When each step that is left is tried again."""
+    def tries(self, batch: BatchRow, progress: BatchProgress) -> dict[str, NextTry]:
+        """When each step that is missing is tried again, of those that an attempt can run."""
+        steps, attempts = self._known(progress.missing), progress.attempts
         if self._stream.ordered:
-            return dict.fromkeys(left.known, self._after(left.attempts))
-        return {step: self._try_of(batch, step, left.attempts) for step in left.known}
+            return dict.fromkeys(steps, self._after(attempts))
+        return {step: self._try_of(batch, step, attempts) for step in steps}
+
+    def _known(self, steps: Iterable[str]) -> list[str]:
+        return [step for step in steps if step in self._stream.outputs]
 
     def _try_of(self, batch: BatchRow, step: str, attempts: Iterable[AttemptRow]) -> NextTry:
         tried = [row for row in attempts if step in row.outputs]
