@@ -183,7 +183,7 @@ def without_real_waits() -> Iterator[None]:
         (stream_on_clock, "_POLL_SECONDS", 0.001),
         (stream_on_clock, "_MOMENT_SECONDS", 0.02),
         (range_run, "_POLL_SECONDS", 0.005),
-        (next_attempt, "_GIVE_WAY_SECONDS", 0.0),
+        (next_attempt, "GIVE_WAY_SECONDS", 0.0),
         (next_attempt, "_ASK_SECONDS", 0.005),
     )
     before = [getattr(module, name) for module, name, _ in shortened]

@@ -309,7 +309,7 @@ def awaited_turn(ledger: Ledger, stream_name: str, batch_time_ms: int, *, unclai
     return Wait(f"{reason}: {first.error}" if first.error else reason, f"batches {(first.batch_time_ms,)}")
 
 
-_GIVE_WAY_SECONDS = 30.0
+GIVE_WAY_SECONDS = 30.0
 _ASK_SECONDS = 1.0
 # A batch is due for so many intervals, at least a minute. After that nobody seems to run it.
 _LIVE_INTERVALS = 10
@@ -350,7 +350,7 @@ class LiveStream:
                 self._ask_at = time.monotonic() + _ASK_SECONDS
                 self._read()
             is_due, has_batches = self._is_due, self._has_batches
-        if is_due and waited < _GIVE_WAY_SECONDS:
+        if is_due and waited < GIVE_WAY_SECONDS:
             return Wait("A batch of the stream is due.", "the stream")
         if has_batches and number >= self._few:
             return Wait("Few batches of a range run beside a live stream.", "the stream")

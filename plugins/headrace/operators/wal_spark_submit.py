@@ -255,11 +255,14 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         from headrace.batch.next_attempt import Wait
         from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 
-        while (following := find()) is not None:
-            if isinstance(following, Wait):
-                self.wait(following)
-                continue
+        while True:
             try:
+                following = find()
+                if following is None:
+                    return False
+                if isinstance(following, Wait):
+                    self.wait(following)
+                    continue
                 begun = self._begin_attempt(following, context)
             except AlreadyCompletedError as error:
                 self.log.info("%s", error.what)
@@ -274,7 +277,6 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             else:
                 run(begun)
             return True
-        return False
 
     def _begin_attempt(self, following: NextAttempt, context: Context) -> Attempt | Wait:
         from headrace.spark.versions import check_spark_packages

@@ -426,7 +426,7 @@ def test_one_run_runs_the_completed_batches_of_a_range_again(stream, day, toy_ba
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_range_of_an_ordered_stream_runs_again_in_order(stream, day, ledger, monkeypatch, capsys, number):
     # The third batch is due, and is not run here.
-    monkeypatch.setattr("headrace.batch.next_attempt._GIVE_WAY_SECONDS", 0.1)
+    monkeypatch.setattr("headrace.batch.next_attempt.GIVE_WAY_SECONDS", 0.1)
     stream = stream.model_copy(update={"outputs": (stream.outputs[0].model_copy(update={"document_ids": KeyIds()}),)})
     assert stream.is_ordered
     times, task = day(number)

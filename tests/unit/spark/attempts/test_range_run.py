@@ -291,7 +291,7 @@ def complete_own(rig: Rig) -> None:
 def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, old: int
 ) -> None:
-    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     # Batch times of yesterday that nobody has run.
     yesterday = [rig.after_ms - 86_400_000 + number * INTERVAL_MS for number in range(old)]
     with rig.ledger._database.write() as connection:
@@ -320,7 +320,7 @@ def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stre
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete_own(rig)
-    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
     at_once, most = 0, 0
 
@@ -346,9 +346,9 @@ def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, passed: str
 ) -> None:
     if passed == "the longest wait":
-        monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 0.05)
+        monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 0.05)
     else:
-        monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
+        monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
         now_ms = rig.times[-1] + 10 * INTERVAL_MS
         monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
     monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
@@ -358,7 +358,7 @@ def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
 def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_one_that_has_failed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
     rig.stream = rig.stream.model_copy(update={"ordered": True})
     register(rig.ledger, rig.stream)
@@ -372,7 +372,7 @@ def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_on
 def test_a_range_gives_way_to_an_ordered_stream_that_works_through_a_backlog(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(next_attempt, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     # All its batches are older than those that would be due.
     now_ms = rig.times[-1] + 10 * INTERVAL_MS
     monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
