@@ -30,9 +30,9 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
-from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batches
-from headrace.ledger.batches import BatchBounds
-from headrace.ledger.receiving_tables import blocks, segments
+from headrace.ledger.batches.run_batch_times import BatchBounds
+from headrace.ledger.batches.tables import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.receiving.tables import blocks, segments
 from headrace.ledger.tables import events
 
 STREAM, INPUT = "growth", "records"

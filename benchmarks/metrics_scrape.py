@@ -18,7 +18,7 @@ from sqlalchemy import insert
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.batches.tables import batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.ledger.events import add_totals, batch_delays
 from headrace.views.metrics import render
 

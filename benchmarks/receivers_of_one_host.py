@@ -41,7 +41,7 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.ledger.tables import JobLease
 from headrace.wal import writer as wal_writer
 from headrace.wal.storage import LocalStorage, SystemCalls, open_storage

@@ -25,7 +25,7 @@ from pathlib import Path
 from headrace.batch.manifest import decode_document, encode_document
 from headrace.batch.results import StoredResult, read_results, result_path
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.database import insert_all
 from headrace.ledger.states import BatchState
 from headrace.wal.log_storage import LogStorage

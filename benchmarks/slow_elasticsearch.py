@@ -26,7 +26,7 @@ from examples.demo.elasticsearch_side import ElasticsearchSide
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.stack import Stack
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 
 RATE = 1_000.0
 INTERVAL_MS = 10_000

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.batch_tables import BatchOrigin
+from headrace.ledger.batches.tables import BatchOrigin
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.records.batch_frames import read_inputs
 from headrace.spark.records.transforms import BatchContext

@@ -12,7 +12,7 @@ from examples.demo.errors import NotAnsweringError
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batches.tables import BatchRow
 
 _MAX_BATCHES = 10_000
 

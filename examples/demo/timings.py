@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batches.tables import BatchRow
 
 STEPS = ("await_blocks", "allocate_blocks", "generate_batch", "checkpoint", "cleanup")
 WAITING = "before the run"

@@ -23,7 +23,7 @@ from headrace.stream.outputs import Dataset
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt
+    from headrace.ledger.batches.tables import Attempt
     from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output, ParquetOutput, Stream
 
 

@@ -35,7 +35,7 @@ from headrace.batch.next_attempt import Wait
 from headrace.batch.results import write_results
 from headrace.errors import REPAIR, TRY_NUMBER, Failure, HeadraceError
 from headrace.fsck.stream_check import check_stream
-from headrace.ledger.batch_tables import Attempt, BatchRow
+from headrace.ledger.batches.tables import Attempt, BatchRow
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     LeaseHeldError,

@@ -16,10 +16,10 @@ from headrace.blocks import InputPartition, ReceiverId
 from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text
 from headrace.ledger import Ledger
-from headrace.ledger.allocations import sum_inputs
-from headrace.ledger.batch_tables import BatchInputRow, BatchRow
+from headrace.ledger.batches.allocations import sum_inputs
+from headrace.ledger.batches.tables import BatchInputRow, BatchRow
 from headrace.ledger.events import VANISHED
-from headrace.ledger.receiving_tables import SegmentRow, StoredBlock
+from headrace.ledger.receiving.tables import SegmentRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState, PartitionState
 

@@ -17,7 +17,7 @@ from sqlalchemy import insert
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.batches.tables import batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.ledger.tables import SampleRow, events, samples, streams
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, Limits, Stream
 

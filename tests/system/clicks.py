@@ -22,7 +22,7 @@ from tests.system.orders import wait_until
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.stack import Stack
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.states import BatchState
 
 STREAM = TOPIC = INDEX = "clicks"

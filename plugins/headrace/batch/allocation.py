@@ -22,10 +22,10 @@ from headrace.batch.results import result_name
 from headrace.batch.set_back import open_for_writing
 from headrace.clock import readable_seconds, time_text
 from headrace.kafka.ranges import RecordedRange
-from headrace.ledger.batch_tables import BatchInputRow, BatchRow
-from headrace.ledger.batches import CLOCKS_DIFFER_MS
+from headrace.ledger.batches.run_batch_times import CLOCKS_DIFFER_MS
+from headrace.ledger.batches.tables import BatchInputRow, BatchRow
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
-from headrace.ledger.receiving_tables import StoredBlock
+from headrace.ledger.receiving.tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext

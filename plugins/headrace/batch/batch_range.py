@@ -18,7 +18,7 @@ from headrace.ledger.states import AttemptState, BatchState
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import AttemptRow, BatchRow
+    from headrace.ledger.batches.tables import AttemptRow, BatchRow
 
 
 class RangeError(HeadraceError):

@@ -25,7 +25,7 @@ from headrace.kafka.range_reader import OffsetsByTime
 from headrace.kafka.ranges import RecordedRange
 from headrace.kafka.topics import SeenTopic
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import BatchInputRow, BatchRow
+from headrace.ledger.batches.tables import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.stream import KafkaInput, Stream
 from headrace.stream_context import StreamContext

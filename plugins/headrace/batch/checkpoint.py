@@ -21,8 +21,8 @@ from headrace.batch.manifest import DocumentDamagedError, encode_document, read_
 from headrace.batch.results import load_row, retry_write, write_own_result, write_results
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.errors import HeadraceError
-from headrace.ledger.batch_tables import ReplayDefinitionRow
-from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
+from headrace.ledger.batches.tables import ReplayDefinitionRow
+from headrace.ledger.receiving.tables import MovedBlock, PositionRow, TopicRow
 from headrace.ledger.tables import GapRow, StreamRevision, StreamRow
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StoredFileMissingError

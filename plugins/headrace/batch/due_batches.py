@@ -18,7 +18,7 @@ from headrace.batch.next_attempt import BatchProgress, NextAttempt
 from headrace.clock import time_text
 from headrace.errors import FAILURE, INTERRUPTED, REPAIR, Failure
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import AttemptRow, BatchRow, EarlierBatch
+from headrace.ledger.batches.tables import AttemptRow, BatchRow, EarlierBatch
 from headrace.ledger.errors import StepsLostError
 from headrace.ledger.states import UNFINISHED, AttemptState
 from headrace.ledger.tables import StreamRow

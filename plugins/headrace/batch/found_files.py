@@ -20,8 +20,8 @@ from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError,
 from headrace.batch.results import FOLDER as RESULTS
 from headrace.batch.results import FoundResults, read_results, result_name
 from headrace.blocks import BlockHandle, BlockInfo, InputPartition, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.batch_tables import BatchInputRow, BatchRow
-from headrace.ledger.receiving_tables import EpochEnd, PositionRow
+from headrace.ledger.batches.tables import BatchInputRow, BatchRow
+from headrace.ledger.receiving.tables import EpochEnd, PositionRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import GapRow
 from headrace.receiver.tracker import JobSign, find_sign

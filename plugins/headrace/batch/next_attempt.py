@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.batch.batch_range import TimeRange
     from headrace.batch.run_request import RunIdentity, RunRequest
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchOutputRow, BatchRow
+    from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchOutputRow, BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 

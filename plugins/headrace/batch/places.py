@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.ledger.results import LAST_MS
+from headrace.ledger.batches.results import LAST_MS
 from headrace.ledger.states import EventKind
 
 if TYPE_CHECKING:
     from headrace.elasticsearch.target import ConcreteIndex
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchOutputRow
+    from headrace.ledger.batches.tables import BatchOutputRow
     from headrace.stream import ElasticsearchOutput
 
 PLACE = "place"

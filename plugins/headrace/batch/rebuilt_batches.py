@@ -14,10 +14,10 @@ from headrace.batch.manifest import ManifestError
 from headrace.batch.results import ResultError, StoredResult, result_name
 from headrace.blocks import BlockHandle, BlockInfo, InputPartition
 from headrace.clock import time_text
-from headrace.ledger.allocations import late_records
-from headrace.ledger.batch_tables import BatchInputRow, BatchRow
+from headrace.ledger.batches.allocations import late_records
+from headrace.ledger.batches.tables import BatchInputRow, BatchRow
 from headrace.ledger.rebuild import FoundBatch
-from headrace.ledger.receiving_tables import StoredBlock
+from headrace.ledger.receiving.tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import StreamRow
 

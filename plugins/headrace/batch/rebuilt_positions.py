@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from headrace.batch.found_files import FolderContents, LostPart, Span, last_epoch_end, partition_of, spans_of
 from headrace.blocks import BlockInfo, InputPartition
 from headrace.ledger.rebuild import FoundBatch
-from headrace.ledger.receiving_tables import EpochEnd, PositionRow, StoredBlock
+from headrace.ledger.receiving.tables import EpochEnd, PositionRow, StoredBlock
 from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import GapRow
 

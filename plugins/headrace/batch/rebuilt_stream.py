@@ -16,7 +16,7 @@ from headrace.batch.rebuilt_batches import RebuiltBatches, first_batch_time, reb
 from headrace.batch.rebuilt_positions import rebuild_positions
 from headrace.blocks import BlockHandle, BlockInfo, InputPartition
 from headrace.ledger.rebuild import FoundBatch, FoundStream
-from headrace.ledger.receiving_tables import PositionRow, SegmentRow, StoredBlock, TopicRow
+from headrace.ledger.receiving.tables import PositionRow, SegmentRow, StoredBlock, TopicRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.streams import new_stream
 from headrace.ledger.tables import Declared, GapRow, StreamRevision, StreamRow

@@ -28,8 +28,8 @@ import tenacity
 from headrace.batch.manifest import DocumentDamagedError, encode_document, read_document
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
-from headrace.ledger.batch_tables import BatchRow, FiledReplay
-from headrace.ledger.results import LAST_MS
+from headrace.ledger.batches.results import LAST_MS
+from headrace.ledger.batches.tables import BatchRow, FiledReplay
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import set_back
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError

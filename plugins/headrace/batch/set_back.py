@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from headrace.batch.checkpoint import CheckpointError, read_newest
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.blocks import ReceiverId
-from headrace.ledger.receiving_tables import ReceiverRow
+from headrace.ledger.receiving.tables import ReceiverRow
 from headrace.stream_context import StreamContext
 from headrace.stream_folder import LedgerSetBackError, set_back, unknown_block
 from headrace.wal.errors import SegmentMissingError, StoredFileMissingError

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.connections import Connection
     from headrace.devstack.airflow_api import AirflowApi
     from headrace.ledger import Ledger
-    from headrace.ledger.receiving_tables import UnclaimedTime
+    from headrace.ledger.receiving.tables import UnclaimedTime
     from headrace.views.batch_detail import Attempt, BatchDetail
     from headrace.views.batches import BatchLine
 

@@ -19,7 +19,7 @@ from headrace.kafka.client import open_consumer
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offsets import Kept
 from headrace.kafka.range_reader import OffsetsByTime, RangeClients
-from headrace.ledger.receiving_tables import PositionRow
+from headrace.ledger.receiving.tables import PositionRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import PartitionState
 from headrace.stream import KafkaInput, Stream

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.batch_states import is_recorded
-from headrace.ledger.batch_tables import BatchInputRow, BatchRow
+from headrace.ledger.batches.batch_states import is_recorded
+from headrace.ledger.batches.tables import BatchInputRow, BatchRow
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
-from headrace.ledger.receiving_tables import SegmentRow, StoredBlock
+from headrace.ledger.receiving.tables import SegmentRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import UNFINISHED, BatchState
 

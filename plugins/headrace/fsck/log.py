@@ -18,8 +18,8 @@ from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.receiving_tables import StoredBlock
+from headrace.ledger.batches.tables import BatchRow
+from headrace.ledger.receiving.tables import StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 from headrace.wal.errors import (

@@ -16,11 +16,11 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, delete, exists, func, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.batch_tables import BatchRow, batch_attempts, batches
+from headrace.ledger.batches.tables import BatchRow, batch_attempts, batches
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.events import record
-from headrace.ledger.receiving_tables import UNCLAIMED_SUMS, blocks, positions, receivers, segments, unclaimed_times
+from headrace.ledger.receiving.tables import UNCLAIMED_SUMS, blocks, positions, receivers, segments, unclaimed_times
 from headrace.ledger.states import STATE_STEP, UNFINISHED, AttemptState, EventKind
 from headrace.ledger.tables import StreamRow, receiver_jobs, streams
 

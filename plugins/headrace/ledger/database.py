@@ -66,7 +66,7 @@ from headrace import connections
 from headrace.blocks import ReceiverId
 from headrace.clock import Clock, SystemClock
 from headrace.connections import CONNECTION_PREFIX, resolve
-from headrace.ledger.batch_tables import batches
+from headrace.ledger.batches.tables import batches
 from headrace.ledger.engines import READS, begin_write, connect_file, thread_turn
 from headrace.ledger.errors import (
     LedgerConflictError,

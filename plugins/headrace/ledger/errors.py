@@ -14,7 +14,7 @@ from headrace.errors import Failure, HeadraceError
 from headrace.ledger.states import STATE_STEP
 
 if TYPE_CHECKING:
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batches.tables import BatchRow
 
 
 def _rebuild(kind: type[LedgerError], message: str, facts: dict[str, Any]) -> LedgerError:

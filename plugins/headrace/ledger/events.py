@@ -23,7 +23,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.ledger.database import LockedStream, Repository, insert_or_update
 from headrace.ledger.model import partition_key
-from headrace.ledger.receiving_tables import receivers
+from headrace.ledger.receiving.tables import receivers
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import EventRow, GapRow, events, gaps, listener_cursors, totals
 from headrace.secrets import without_secrets

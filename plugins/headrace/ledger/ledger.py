@@ -7,22 +7,23 @@ from types import TracebackType
 from typing import Any
 
 from headrace.clock import Clock
-from headrace.ledger.allocations import Allocations
-from headrace.ledger.attempts import Attempts
-from headrace.ledger.batches import Batches, RunBatchTimes
-from headrace.ledger.blocks import Blocks, Segments
-from headrace.ledger.cleanup import Cleanup, Removal
+from headrace.ledger.batches.allocations import Allocations
+from headrace.ledger.batches.attempts import Attempts
+from headrace.ledger.batches.batches import Batches
+from headrace.ledger.batches.replays import Replays
+from headrace.ledger.batches.results import Results
+from headrace.ledger.batches.run_batch_times import RunBatchTimes
 from headrace.ledger.clock_corrections import ClockCorrections
 from headrace.ledger.database import Database, Migration, engine_url, ensure_schema, migrate_schema
 from headrace.ledger.engines import open_engine
 from headrace.ledger.events import Events, Gaps
-from headrace.ledger.jobs import Jobs, ListenerCursors, SharedJobs
 from headrace.ledger.overviews import Overviews
-from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
-from headrace.ledger.receivers import Receivers
-from headrace.ledger.replays import Replays
-from headrace.ledger.results import Results
+from headrace.ledger.receiving.blocks import Blocks, Segments
+from headrace.ledger.receiving.cleanup import Cleanup, Removal
+from headrace.ledger.receiving.jobs import Jobs, ListenerCursors, SharedJobs
+from headrace.ledger.receiving.positions import Positions
+from headrace.ledger.receiving.receivers import Receivers
 from headrace.ledger.snapshots import Snapshots
 from headrace.ledger.streams import Streams, Topics
 from headrace.ledger.timelines import BatchPages, Samples

@@ -13,13 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Row, and_, bindparam, case, func, literal, select
 
-from headrace.ledger.batch_states import select_attempts
-from headrace.ledger.batch_tables import AttemptRow, BatchRow, batch_attempts, batch_outputs, batches
-from headrace.ledger.blocks import stored_bytes_of
+from headrace.ledger.batches.batch_states import select_attempts
+from headrace.ledger.batches.tables import AttemptRow, BatchRow, batch_attempts, batch_outputs, batches
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
 from headrace.ledger.database import Repository, any_of
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverRow, positions, receivers, unclaimed_times
+from headrace.ledger.receiving.blocks import stored_bytes_of
+from headrace.ledger.receiving.tables import LIVE, PositionRow, ReceiverRow, positions, receivers, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, PartitionState
 from headrace.ledger.tables import (
     EventRow,

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, Table, delete, exists, insert, select, update
 
 from headrace.blocks import ReceiverId
 from headrace.clock import time_text
-from headrace.ledger.batch_states import live_attempts
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.batch_states import live_attempts
+from headrace.ledger.batches.tables import (
     AttemptRow,
     BatchInputRow,
     BatchOutputRow,
@@ -36,13 +36,13 @@ from headrace.ledger.batch_tables import (
     replay_definitions,
     replays,
 )
-from headrace.ledger.blocks import block_columns
 from headrace.ledger.database import LockedStream, Repository, insert_all
 from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
 from headrace.ledger.events import add_gap, record
-from headrace.ledger.jobs import held, job_of
 from headrace.ledger.model import Model
-from headrace.ledger.receiving_tables import (
+from headrace.ledger.receiving.blocks import block_columns
+from headrace.ledger.receiving.jobs import held, job_of
+from headrace.ledger.receiving.tables import (
     PositionRow,
     ReceiverRow,
     SegmentRow,

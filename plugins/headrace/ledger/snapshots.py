@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, func, select
 
-from headrace.ledger.batch_states import select_attempts
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.batch_states import select_attempts
+from headrace.ledger.batches.tables import (
     AttemptRow,
     BatchInputRow,
     BatchOutputRow,
@@ -18,11 +18,11 @@ from headrace.ledger.batch_tables import (
     ReplayRow,
     batch_attempts,
 )
-from headrace.ledger.blocks import stored_block
 from headrace.ledger.database import Repository
 from headrace.ledger.errors import StreamNotFoundError
 from headrace.ledger.model import Model
-from headrace.ledger.receiving_tables import (
+from headrace.ledger.receiving.blocks import stored_block
+from headrace.ledger.receiving.tables import (
     PositionRow,
     ReceiverRow,
     SegmentRow,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, exists, func, insert, select, update
 
-from headrace.ledger.batch_tables import batches
+from headrace.ledger.batches.tables import batches
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import (
     LedgerConflictError,
@@ -25,8 +25,8 @@ from headrace.ledger.errors import (
     StreamNotFoundError,
 )
 from headrace.ledger.events import record
-from headrace.ledger.jobs import require_job
-from headrace.ledger.receiving_tables import TopicRow, blocks, topics, unclaimed_times
+from headrace.ledger.receiving.jobs import require_job
+from headrace.ledger.receiving.tables import TopicRow, blocks, topics, unclaimed_times
 from headrace.ledger.states import DesiredState, EventKind
 from headrace.ledger.tables import Declared, JobLease, StreamRevision, StreamRow, id_of_step, stream_revisions, streams
 

@@ -1,4 +1,4 @@
-"""The ledger's tables of streams, jobs and history; see also `receiving_tables`, `batch_tables`.
+"""The ledger's tables of streams, jobs and history; see also `receiving.tables`, `batches.tables`.
 
 Times are epoch milliseconds (``_ms``).
 

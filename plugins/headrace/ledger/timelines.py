@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, insert, select
 
-from headrace.ledger.batch_tables import BatchRow, batches
+from headrace.ledger.batches.tables import BatchRow, batches
 from headrace.ledger.database import Repository
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import SampleRow, gaps, samples

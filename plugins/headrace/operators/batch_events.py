@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchOutputRow, BatchRow
+    from headrace.ledger.batches.tables import BatchOutputRow, BatchRow
     from headrace.stream import Stream
 
 

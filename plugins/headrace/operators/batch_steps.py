@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.batch.allocation import Allocation
     from headrace.batch.cleanup import Cleaned
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batches.tables import BatchRow
     from headrace.stream import Stream
 from headrace.operators.batch_events import batch_alias, emit_batch_event
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from headrace.batch.next_attempt import NextAttempt, Wait
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batches.tables import BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.batch.next_attempt import NextAttempt, ReplayTarget, Wait
     from headrace.batch.run_request import RunRequest
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt, BatchRow
+    from headrace.ledger.batches.tables import Attempt, BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 

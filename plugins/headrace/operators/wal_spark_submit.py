@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from headrace.batch.next_attempt import NextAttempt, Wait
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
+    from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
 
 

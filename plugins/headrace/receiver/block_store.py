@@ -35,7 +35,7 @@ from headrace.ledger.errors import (
     SegmentRemovedError,
 )
 from headrace.ledger.events import DURATION_BOUNDS, observation
-from headrace.ledger.receiving_tables import AddedBlock, EpochEnd, ReceiverLease
+from headrace.ledger.receiving.tables import AddedBlock, EpochEnd, ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.receiver.block_generator import GeneratedBlock
 from headrace.receiver.event_times import by_event_time

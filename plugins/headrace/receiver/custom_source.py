@@ -13,7 +13,7 @@ import pyarrow as pa
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import Clock
 from headrace.kafka.records import RecordChunk
-from headrace.ledger.receiving_tables import EpochEnd
+from headrace.ledger.receiving.tables import EpochEnd
 from headrace.receiver.event_times import Ends, Key
 from headrace.receiver.receiver import Record, check_receiver_class, load_receiver_class
 from headrace.receiver.receiver_lifecycle import STOP_SECONDS, Handoff, LifecycleState, ReceiverLifecycle, Taken

@@ -23,8 +23,8 @@ from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import RevisionNotFoundError
 
 if TYPE_CHECKING:
-    from headrace.ledger.batch_tables import BatchRow
-    from headrace.ledger.receiving_tables import ReceiverRow
+    from headrace.ledger.batches.tables import BatchRow
+    from headrace.ledger.receiving.tables import ReceiverRow
     from headrace.ledger.tables import JobRow
     from headrace.stream import Stream
 

@@ -17,7 +17,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import LedgerClock
 from headrace.kafka.records import RecordChunk
 from headrace.ledger.errors import LedgerUnavailableError, PartitionNotAssignedError
-from headrace.ledger.receiving_tables import ReceiverLease, ReceiverOrders
+from headrace.ledger.receiving.tables import ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.event_times import EndOffsetTracker

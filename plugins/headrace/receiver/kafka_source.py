@@ -36,7 +36,7 @@ from headrace.kafka.records import (
     consume,
     convert,
 )
-from headrace.ledger.receiving_tables import EpochEnd
+from headrace.ledger.receiving.tables import EpochEnd
 from headrace.receiver.kafka_errors import Findings, OffsetGaps, PartitionErrors, partition_name
 from headrace.receiver.rates import RateLimiter
 from headrace.receiver.receiver import KafkaClientError

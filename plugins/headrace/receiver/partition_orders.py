@@ -9,7 +9,7 @@ from functools import partial
 from headrace.blocks import TopicPartition
 from headrace.kafka.records import RecordChunk
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.receiving_tables import AssignedPartition, ReceiverLease, ReceiverOrders
+from headrace.ledger.receiving.tables import AssignedPartition, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import PartitionState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.event_times import EventTimes

@@ -24,7 +24,7 @@ from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.offsets import resolve, unknown_partitions
 from headrace.kafka.topics import AdminQuestions, SeenTopic, TopicWatch
 from headrace.ledger.errors import LeaseHeldError
-from headrace.ledger.receiving_tables import PositionRow, TopicRow
+from headrace.ledger.receiving.tables import PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import JobLease
 from headrace.receiver.receiver import KeyVersionsError

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.clock import Clock
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.ledger.states import UNFINISHED, EventKind
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import is_out_of_space

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from headrace.blocks import ReceiverId
 from headrace.clock import Clock
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import JobLease
 from headrace.stream.settings import Backpressure

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.kafka.records import EpochRecords, RecordChunk
-from headrace.ledger.receiving_tables import EpochEnd
+from headrace.ledger.receiving.tables import EpochEnd
 from headrace.receiver.rates import RateLimiter
 
 # Covers the elections between reading a record and storing it, which takes seconds.

@@ -33,7 +33,7 @@ from headrace.kafka.records import RecordChunk
 from headrace.kafka.topics import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
 from headrace.ledger import Ledger
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError, ReceiverRefusedError
-from headrace.ledger.receiving_tables import ReceiverLease, ScheduledReceiver
+from headrace.ledger.receiving.tables import ReceiverLease, ScheduledReceiver
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore, StoreCounts, report_recovery

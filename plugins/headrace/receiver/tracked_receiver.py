@@ -11,8 +11,8 @@ from typing import Protocol
 from headrace.blocks import ReceiverId
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.receivers import Receivers
-from headrace.ledger.receiving_tables import ScheduledReceiver
+from headrace.ledger.receiving.receivers import Receivers
+from headrace.ledger.receiving.tables import ScheduledReceiver
 from headrace.ledger.tables import JobLease
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.placement import Executor

@@ -24,7 +24,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.receiving_tables import ReceiverRow
+from headrace.ledger.receiving.tables import ReceiverRow
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import JobLease, JobStatus, SampleRow
 from headrace.receiver.health import INPUTS, InputHealth, numbers

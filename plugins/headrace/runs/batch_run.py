@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batches.tables import BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
@@ -270,7 +270,7 @@ def run_times(context: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:
     stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
-    from headrace.ledger.batches import CLOCKS_DIFFER_MS, BatchBounds
+    from headrace.ledger.batches.run_batch_times import CLOCKS_DIFFER_MS, BatchBounds
 
     host_ms, ledger_ms = max(stream_context.clock.now_ms(), *run_times(context)), ledger.now_ms()
     if abs(host_ms - ledger_ms) >= CLOCKS_DIFFER_MS:

@@ -12,7 +12,7 @@ from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
+    from headrace.ledger.receiving.tables import PositionRow, ReceiverRow
     from headrace.ledger.tables import JobRow, StreamRow
     from headrace.receiver.health import InputProblem
 

@@ -23,7 +23,7 @@ from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.receiving_tables import ReceiverRow
+    from headrace.ledger.receiving.tables import ReceiverRow
     from headrace.ledger.tables import JobRow
     from headrace.receiver.health import InputProblem
     from headrace.runs.processes import DetachedProcess
@@ -337,14 +337,14 @@ _CLAIM_MS = 90_000
 
 def is_request(job: JobRow) -> bool:
     """Whether no process has adopted the job yet."""
-    from headrace.ledger.jobs import REQUESTED_OF
+    from headrace.ledger.receiving.jobs import REQUESTED_OF
 
     return not job.state.ended and job.attributes.get(REQUESTED_OF) is not None
 
 
 def request_job(ledger: Ledger, stream: Stream, *, revision: int, holder: str, lease_ms: int) -> None:
     """Request the stream's receiver job of its shared job. Raises LeaseHeldError if the stream has a live job."""
-    from headrace.ledger.jobs import REQUESTED_OF
+    from headrace.ledger.receiving.jobs import REQUESTED_OF
     from headrace.receiver.health import REVISION
     from headrace.spark.versions import current_versions
 

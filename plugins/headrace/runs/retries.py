@@ -18,7 +18,7 @@ from headrace.errors import FAILURE, TRIED_WITH, Failure
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger.batch_tables import AttemptRow
+    from headrace.ledger.batches.tables import AttemptRow
     from headrace.stream import Stream
 
 

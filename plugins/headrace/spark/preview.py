@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
-from headrace.ledger.batch_tables import Attempt, BatchRow
+from headrace.ledger.batches.tables import Attempt, BatchRow
 from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.attempts.batch_plan import (
     BatchNotReadableError,

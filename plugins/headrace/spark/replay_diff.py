@@ -19,7 +19,7 @@ from headrace.clock import time_text
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.target import Target
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.spark.outputs.documents import prepare_documents
 from headrace.spark.preview import PreviewError, ReadOutput, outputs_of, read_outputs, with_transform

@@ -9,7 +9,7 @@ from headrace.triggers.ledger import LedgerWatcher
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.receiving_tables import WaitingTimes
+    from headrace.ledger.receiving.tables import WaitingTimes
 
 _FIRED = "headrace_fired"
 

@@ -10,7 +10,7 @@ from headrace.triggers.ledger import LedgerWatcher
 if TYPE_CHECKING:
     from headrace.batch.next_attempt import NextAttempt
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import AttemptRow, BatchRow
+    from headrace.ledger.batches.tables import AttemptRow, BatchRow
 
 # After this time the event is repeated for a batch of which nothing has changed. A run then also checks whether the
 # code by which a batch failed has changed; the trigger cannot check that.

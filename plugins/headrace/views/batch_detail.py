@@ -13,7 +13,7 @@ from headrace.batch.due_batches import NextTries
 from headrace.clock import time_text
 from headrace.errors import RANGE, REPAIR, WARNING
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import AttemptRow, BatchInputRow, BatchOrigin, BatchOutputRow, BatchRow
+from headrace.ledger.batches.tables import AttemptRow, BatchInputRow, BatchOrigin, BatchOutputRow, BatchRow
 from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState
 from headrace.ledger.tables import StreamRow

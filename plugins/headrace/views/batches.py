@@ -11,7 +11,7 @@ from pydantic import Field
 from headrace.batch.due_batches import NextTries
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import AttemptRow, BatchRow
+from headrace.ledger.batches.tables import AttemptRow, BatchRow
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import EventRow

@@ -25,11 +25,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 
 from headrace.errors import HeadraceError
-from headrace.ledger.attempts import LIMIT_EXCEEDED
+from headrace.ledger.batches.attempts import LIMIT_EXCEEDED
 from headrace.ledger.errors import LedgerUrlError
 from headrace.ledger.events import DELAY_BOUNDS, DURATION_BOUNDS
 from headrace.ledger.overviews import StreamNumbers
-from headrace.ledger.receiving_tables import ReceiverRow
+from headrace.ledger.receiving.tables import ReceiverRow
 from headrace.ledger.states import AttemptState
 from headrace.listeners.bus import ListenerStatus, listener_statuses
 from headrace.receiver.health import numbers

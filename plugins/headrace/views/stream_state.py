@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure, headline
-from headrace.ledger.batch_tables import AttemptRow, BatchRow
+from headrace.ledger.batches.tables import AttemptRow, BatchRow
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import BatchState, DesiredState

@@ -12,10 +12,10 @@ from pydantic import Field
 
 from headrace.batch.due_batches import NextTries
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.overviews import StreamOverview
-from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
+from headrace.ledger.receiving.tables import PositionRow, ReceiverRow
 from headrace.ledger.states import UNFINISHED, BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange

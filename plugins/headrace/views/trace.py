@@ -23,8 +23,8 @@ from headrace.elasticsearch.document_ids import record_id
 from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
-from headrace.ledger.batch_states import is_recorded
-from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.batches.batch_states import is_recorded
+from headrace.ledger.batches.tables import AttemptRow, BatchOutputRow, BatchRow
 from headrace.ledger.states import AttemptState
 from headrace.stream import STATE_STEP, ElasticsearchOutput, Output, Stream
 from headrace.stream.outputs import ColumnIds, KeyIds

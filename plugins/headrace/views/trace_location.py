@@ -13,8 +13,8 @@ from typing import Any
 from headrace.batch.manifest import Manifest, ManifestError
 from headrace.blocks import OffsetRange
 from headrace.clock import time_text
-from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.receiving_tables import PositionRow, StoredBlock, TopicRow
+from headrace.ledger.batches.tables import BatchRow
+from headrace.ledger.receiving.tables import PositionRow, StoredBlock, TopicRow
 from headrace.ledger.tables import GapRow
 from headrace.stream.outputs import ColumnIds, RecordIds
 from headrace.stream_context import StreamContext

@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.kafka.offsets import since
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange, in_order, joined
-from headrace.ledger.batch_tables import BatchOrigin
+from headrace.ledger.batches.tables import BatchOrigin
 from headrace.ledger.states import BatchState
 from headrace.stream_context import StreamContext
 from headrace.views.trace_location import pages_of_waiting_times

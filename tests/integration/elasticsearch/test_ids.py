@@ -13,7 +13,7 @@ import pytest
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.transport import Response, Transport
-from headrace.ledger.receiving_tables import TopicRow
+from headrace.ledger.receiving.tables import TopicRow
 from headrace.receiver.partitioning import check_key_versions
 from headrace.receiver.receiver import KeyVersionsError
 from headrace.spark.outputs.elasticsearch_sink import check_unshared

@@ -16,7 +16,7 @@ from headrace.blocks import TopicPartition as Partition
 from headrace.fsck.findings import Problem, Report
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 INPUT = "clicks"

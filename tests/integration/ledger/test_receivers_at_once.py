@@ -21,7 +21,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError, PositionConflictError
 from headrace.ledger.postgres_engine import STATEMENT_TIMEOUT_MS, BoundedConnection
-from headrace.ledger.receiving_tables import AddedBlock, ReceiverLease
+from headrace.ledger.receiving.tables import AddedBlock, ReceiverLease
 from headrace.ledger.tables import JobLease
 
 STREAM, RECEIVERS = "flights", 4

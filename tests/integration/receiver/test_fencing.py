@@ -12,7 +12,7 @@ from tests.integration.receiver.launchers import ProcessHandle
 
 from headrace.blocks import ReceiverId
 from headrace.ledger import EventKind
-from headrace.ledger.receiving_tables import ScheduledReceiver
+from headrace.ledger.receiving.tables import ScheduledReceiver
 from headrace.receiver.supervisor import ReceiverTask
 from headrace.stream import KafkaInput
 

@@ -17,8 +17,8 @@ from headrace.batch.allocation import allocate
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import Attempt
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.batches.tables import Attempt
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.spark.attempts.attempt import BatchResult, run_attempt
 from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.records.decoding import RecordDecoding

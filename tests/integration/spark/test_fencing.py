@@ -13,7 +13,7 @@ import pytest
 from tests.support.living_process import is_alive
 
 from headrace.ledger import AttemptState, BatchState, JobState
-from headrace.ledger.batch_tables import AttemptRow
+from headrace.ledger.batches.tables import AttemptRow
 from headrace.spark.attempts.batch_server import socket_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from headrace.clock import ManualClock
 from headrace.kafka.offsets import Kept
 from headrace.kafka.topics import SeenTopic
 from headrace.ledger import Ledger
-from headrace.ledger.receiving_tables import AddedBlock
+from headrace.ledger.receiving.tables import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import RECORD_SCHEMA

@@ -15,7 +15,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.ledger.tables import Declared
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext

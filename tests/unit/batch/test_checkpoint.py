@@ -20,7 +20,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import decode_document, encode_document
 from headrace.batch.results import StoredResult, read_results, result_path, write_results
 from headrace.ledger import BatchState
-from headrace.ledger.batch_tables import Attempt, BatchRow
+from headrace.ledger.batches.tables import Attempt, BatchRow
 from headrace.ledger.errors import LedgerError
 from headrace.wal.errors import StorageError
 from headrace.wal.log_storage import LogStorage

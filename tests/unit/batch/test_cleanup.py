@@ -15,8 +15,8 @@ from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import EVENTS_KEPT_MS, PARTIAL_WRITE_SECONDS, clean_up
 from headrace.batch.manifest import Manifest
 from headrace.ledger import EventKind, ReceiverState
-from headrace.ledger.cleanup import Cleanup
-from headrace.ledger.receiving_tables import SegmentRow
+from headrace.ledger.receiving.cleanup import Cleanup
+from headrace.ledger.receiving.tables import SegmentRow
 from headrace.wal.errors import StorageError, WriteFailedError
 from headrace.wal.recovery import scan_log
 from headrace.wal.storage import LocalStorage

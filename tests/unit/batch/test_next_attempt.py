@@ -14,7 +14,7 @@ from headrace.batch.next_attempt import BatchProgress, NextAttempt, Wait, awaite
 from headrace.batch.run_request import RunIdentity, RunRequest
 from headrace.clock import time_text
 from headrace.errors import REPAIR, TRY_NUMBER
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.errors import AttemptFencedError, BatchRunningError
 from headrace.ledger.states import AttemptState
 

@@ -24,10 +24,10 @@ from headrace.clock import time_text
 from headrace.errors import Failure
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger import cleanup as ledger_cleanup
-from headrace.ledger.batch_tables import Attempt, batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.batches.tables import Attempt, batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.ledger.errors import BatchRemovedError
-from headrace.ledger.receiving_tables import positions, segments
+from headrace.ledger.receiving import cleanup as ledger_cleanup
+from headrace.ledger.receiving.tables import positions, segments
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.model import StreamDefinitionError
 

@@ -9,7 +9,7 @@ from headrace.batch.checkpoint import SavedReceiver, SavedState
 from headrace.batch.found_files import FolderContents, FoundFrame, LostPart
 from headrace.batch.results import FoundResults
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.receiving_tables import PositionRow
+from headrace.ledger.receiving.tables import PositionRow
 from headrace.ledger.states import PartitionState
 
 ZERO, ONE = (TopicPartition("taps", "id", number) for number in (0, 1))

@@ -11,7 +11,7 @@ from tests.support.faulty_files import FaultyFiles
 from tests.unit.batch.conftest import PARTITION, T1, Receiving, take
 
 from headrace.fsck.stream_check import check_stream
-from headrace.ledger.batch_tables import BatchOrigin
+from headrace.ledger.batches.tables import BatchOrigin
 from headrace.ledger.events import VANISHED
 from headrace.spark.attempts.batch_plan import load_manifests, without_vanished
 from headrace.stream_context import StreamContext

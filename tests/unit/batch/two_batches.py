@@ -9,7 +9,7 @@ from headrace.batch.allocation import allocate
 from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 

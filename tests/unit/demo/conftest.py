@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.states import BatchState
 
 MakeBatch = Callable[..., BatchRow]

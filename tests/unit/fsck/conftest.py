@@ -22,8 +22,8 @@ from headrace.fsck.coverage import check_coverage
 from headrace.fsck.findings import Report
 from headrace.fsck.stream_check import check_ledger, check_stream
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import Attempt, BatchRow
-from headrace.ledger.receiving_tables import AddedBlock
+from headrace.ledger.batches.tables import Attempt, BatchRow
+from headrace.ledger.receiving.tables import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import RECORD_SCHEMA

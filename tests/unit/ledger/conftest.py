@@ -13,8 +13,8 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.receiving_tables import AddedBlock, ReceiverLease
+from headrace.ledger.batches.tables import BatchRow
+from headrace.ledger.receiving.tables import AddedBlock, ReceiverLease
 from headrace.ledger.tables import JobLease
 
 NOW_MS = 1_700_000_000_000

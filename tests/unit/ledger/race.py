@@ -9,7 +9,7 @@ from typing import Any
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError, AttemptFencedError, LeaseHeldError, LedgerError
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.ledger.states import BatchState, EventKind
 
 

@@ -17,7 +17,7 @@ from tests.support.ledger_rules import broken_rules
 
 from headrace.clock import ManualClock
 from headrace.ledger import AttemptState, BatchState, Ledger
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     AttemptFencedError,

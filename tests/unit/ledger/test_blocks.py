@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
     StreamNotFoundError,
 )
-from headrace.ledger.receiving_tables import WaitingTimes
+from headrace.ledger.receiving.tables import WaitingTimes
 
 NOW_MS = 1_700_000_000_000
 

@@ -9,7 +9,7 @@ import pytest
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState
-from headrace.ledger.batch_tables import BatchInputRow
+from headrace.ledger.batches.tables import BatchInputRow
 from headrace.ledger.errors import AllocationConflictError, AlreadyCompletedError, AttemptFencedError, BatchTimeError
 
 NOW_MS = 1_700_000_000_000

@@ -9,10 +9,10 @@ from sqlalchemy import update
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind
-from headrace.ledger.blocks import segment_for
 from headrace.ledger.errors import BatchStateError, BlockConflictError, SegmentRemovedError
-from headrace.ledger.receivers import require_receiver
-from headrace.ledger.receiving_tables import ReceiverLease, receivers
+from headrace.ledger.receiving.blocks import segment_for
+from headrace.ledger.receiving.receivers import require_receiver
+from headrace.ledger.receiving.tables import ReceiverLease, receivers
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000

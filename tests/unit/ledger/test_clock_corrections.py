@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ledger.batches import CLOCKS_DIFFER_MS, BatchBounds
+from headrace.ledger.batches.run_batch_times import CLOCKS_DIFFER_MS, BatchBounds
 from headrace.ledger.errors import BatchStateError, LeaseHeldError
 from headrace.ledger.states import EventKind
 

@@ -17,8 +17,8 @@ from headrace.ledger.errors import (
     ReceiverRefusedError,
     StreamChangedError,
 )
-from headrace.ledger.receivers import MAX_STACK_CHARACTERS
-from headrace.ledger.receiving_tables import ScheduledReceiver
+from headrace.ledger.receiving.receivers import MAX_STACK_CHARACTERS
+from headrace.ledger.receiving.tables import ScheduledReceiver
 
 NOW_MS = 1_700_000_000_000
 

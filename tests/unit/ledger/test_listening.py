@@ -9,7 +9,7 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.states import JobState
 from headrace.ledger.tables import EventRow
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.ledger import AttemptState, BatchState, EventKind
-from headrace.ledger.batch_tables import Attempt, BatchRow
+from headrace.ledger.batches.tables import Attempt, BatchRow
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     AttemptFencedError,

@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     PositionNotFoundError,
 )
-from headrace.ledger.receiving_tables import EpochEnd, positions
+from headrace.ledger.receiving.tables import EpochEnd, positions
 
 NOW_MS = 1_700_000_000_000
 

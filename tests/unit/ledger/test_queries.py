@@ -11,8 +11,8 @@ from sqlalchemy import event
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.batch_tables import BatchInputRow
-from headrace.ledger.batches import BatchBounds
+from headrace.ledger.batches.run_batch_times import BatchBounds
+from headrace.ledger.batches.tables import BatchInputRow
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000

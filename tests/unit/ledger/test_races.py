@@ -16,7 +16,7 @@ from tests.unit.ledger.race import run
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError, PositionConflictError
-from headrace.ledger.receiving_tables import ReceiverLease, positions, receivers
+from headrace.ledger.receiving.tables import ReceiverLease, positions, receivers
 from headrace.ledger.tables import streams
 
 ROUNDS = 40

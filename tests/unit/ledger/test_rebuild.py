@@ -11,7 +11,7 @@ from sqlalchemy import event, select
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import BatchState, DesiredState, EventKind, database
-from headrace.ledger.batch_tables import BatchInputRow, BatchRow, FiledReplay, ReplayDefinitionRow
+from headrace.ledger.batches.tables import BatchInputRow, BatchRow, FiledReplay, ReplayDefinitionRow
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     LeaseHeldError,
@@ -19,7 +19,7 @@ from headrace.ledger.errors import (
     LedgerError,
 )
 from headrace.ledger.rebuild import FoundBatch, FoundStream
-from headrace.ledger.receiving_tables import PositionRow, SegmentRow, StoredBlock, TopicRow
+from headrace.ledger.receiving.tables import PositionRow, SegmentRow, StoredBlock, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import StreamRevision, StreamRow, totals
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.blocks import BlockHandle
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.errors import (
     AttemptFencedError,
     BatchNotFoundError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ledger.batches import BatchBounds
+from headrace.ledger.batches.run_batch_times import BatchBounds
 from headrace.ledger.errors import StreamNotFoundError
 
 NOW_MS = 1_700_000_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.ledger import JobState
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError
-from headrace.ledger.jobs import REQUESTED_OF
+from headrace.ledger.receiving.jobs import REQUESTED_OF
 
 
 def register(ledger: Any, *names: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.tables import SampleRow
 from headrace.ledger.timelines import BatchOrder, BatchRange, Spread
 

@@ -15,7 +15,7 @@ from headrace.connections import resolve
 from headrace.hooks.ledger import register
 from headrace.ledger import JobState
 from headrace.ledger.errors import LeaseHeldError
-from headrace.ledger.jobs import REQUESTED_OF
+from headrace.ledger.receiving.jobs import REQUESTED_OF
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, newest_log
 from headrace.runs.receiver_job import connections_of_others, request_job, start_if_absent
 from headrace.stream import KafkaInput, Stream

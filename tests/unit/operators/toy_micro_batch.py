@@ -32,7 +32,7 @@ from headrace.stream_context import StreamContext
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.ledger.batch_tables import Attempt, AttemptRow
+    from headrace.ledger.batches.tables import Attempt, AttemptRow
     from headrace.spark.attempts.batch_attempt import BatchAttempt
 
 

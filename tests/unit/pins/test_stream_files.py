@@ -19,7 +19,7 @@ from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.ranges import RecordedRange
 from headrace.ledger import Ledger
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.spark.outputs.kafka_transaction import Sent, SentRecords
 from headrace.spark.state.version import StoredFile, Version
 from headrace.stream import Stream

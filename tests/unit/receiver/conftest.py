@@ -14,7 +14,7 @@ from tests.unit.receiver.waiting import LIMIT_SECONDS
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.receiving_tables import ReceiverRow
+from headrace.ledger.receiving.tables import ReceiverRow
 from headrace.ledger.tables import JobLease
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.kafka_source import KafkaReceiver

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.receiver.conftest import refuse_topic_ids
 from tests.unit.receiver.waiting import eventually
 
-from headrace.ledger.receiving_tables import StoredBlock
+from headrace.ledger.receiving.tables import StoredBlock
 from headrace.receiver import block_store, heartbeat, kafka_errors
 from headrace.receiver.rates import RateLimiter
 from headrace.stream import Stream

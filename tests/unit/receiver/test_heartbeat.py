@@ -11,7 +11,7 @@ import pytest
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError, PartitionNotAssignedError
-from headrace.ledger.receiving_tables import ReceiverLease, ReceiverOrders
+from headrace.ledger.receiving.tables import ReceiverLease, ReceiverOrders
 from headrace.receiver.block_store import StoreCounts
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from headrace.receiver.kafka_source import KafkaReceiver

@@ -6,7 +6,7 @@ from confluent_kafka import Message
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.records import Cursor, EpochRecords, columns_of, convert
-from headrace.ledger.receiving_tables import EpochEnd
+from headrace.ledger.receiving.tables import EpochEnd
 from headrace.receiver.record_source import LeaderEpochs
 
 P0 = TopicPartition("a", "id", 0)

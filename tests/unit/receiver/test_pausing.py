@@ -26,7 +26,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LeaseHeldError, LedgerUnavailableError
-from headrace.ledger.receiving_tables import receivers
+from headrace.ledger.receiving.tables import receivers
 from headrace.receiver import block_store, kafka_source, pausing, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.pausing import DiskReserve, LogBudget, room_for, space_of

@@ -12,7 +12,7 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.tables import JobLease
 from headrace.receiver.rates import RateController, RateLimiter, ran_at_once, waited_ms

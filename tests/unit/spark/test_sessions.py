@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.ledger import AttemptState
-from headrace.ledger.batch_tables import AttemptRow
+from headrace.ledger.batches.tables import AttemptRow
 from headrace.spark import versions
 from headrace.spark.attempts.batch_command import replaces
 from headrace.spark.connect_sessions import (

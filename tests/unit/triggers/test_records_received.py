@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseEventTrigger
 
 from headrace.ledger.errors import LedgerUnavailableError, SchemaError
-from headrace.ledger.receiving_tables import UnclaimedTime, WaitingTimes
+from headrace.ledger.receiving.tables import UnclaimedTime, WaitingTimes
 from headrace.triggers.records_received import Due, RecordsReceivedTrigger, due
 
 LIMITS = {"min_records": 100, "max_delay_ms": 30_000, "interval_ms": 1000}

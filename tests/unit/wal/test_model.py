@@ -28,7 +28,7 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.receiving.tables import ReceiverLease
 from headrace.wal.errors import WriteFailedError
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log

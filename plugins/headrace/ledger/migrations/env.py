@@ -5,8 +5,9 @@ from __future__ import annotations
 from alembic import context
 
 # All tables: each module adds its own to the metadata.
-from headrace.ledger import batch_tables, receiving_tables  # noqa: F401
+from headrace.ledger.batches import tables as batch_tables  # noqa: F401
 from headrace.ledger.model import Model
+from headrace.ledger.receiving import tables as receiving_tables  # noqa: F401
 
 context.configure(
     connection=context.config.attributes["connection"],

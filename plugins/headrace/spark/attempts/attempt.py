@@ -32,7 +32,7 @@ from headrace.batch.places import newest_place
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, INTERRUPTED, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
-from headrace.ledger.attempts import LIMIT_EXCEEDED
+from headrace.ledger.batches.attempts import LIMIT_EXCEEDED
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.attempts.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.attempts.failures import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.elasticsearch.counts import HeldVersion
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batches.tables import BatchRow
     from headrace.spark.attempts.batch_attempt import BatchAttempt
     from headrace.spark.attempts.batch_plan import AttemptPlan, OutputPlan
     from headrace.spark.outputs.documents import BatchIncarnations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt
+    from headrace.ledger.batches.tables import Attempt
     from headrace.spark.attempts.shared_jobs import BatchBlocks, BlockTask, SharedSparkJobs
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext

@@ -27,7 +27,7 @@ from headrace.batch.batch_range import TimeRange
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 from headrace.ledger.states import AttemptState
 from headrace.secrets import without_secrets
@@ -60,7 +60,7 @@ from headrace.stream_context import StreamContext
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.ledger.batch_tables import AttemptRow
+    from headrace.ledger.batches.tables import AttemptRow
     from headrace.ledger.tables import JobRow
 
 

@@ -30,7 +30,7 @@ from headrace.wal.storage import open_storage
 if TYPE_CHECKING:
     from headrace.kafka.ranges import RecordedRange
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchOrigin, BatchRow
+    from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchOrigin, BatchRow
     from headrace.stream import Output, Stream
     from headrace.stream_context import StreamContext
 

@@ -22,7 +22,7 @@ from headrace.ledger.states import EventKind
 from headrace.stream import STATE_STEP, Output
 
 if TYPE_CHECKING:
-    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
+    from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchRow
     from headrace.stream_context import StreamContext
 
 _EVERY_REVISION = 1_000_000

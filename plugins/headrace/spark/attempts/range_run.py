@@ -40,7 +40,7 @@ from headrace.stream import STATE_STEP
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
+    from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchRow
     from headrace.spark.attempts.shared_jobs import SharedSparkJobs
     from headrace.stream_context import StreamContext
 

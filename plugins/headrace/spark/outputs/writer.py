@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.elasticsearch.counts import HeldVersion
-    from headrace.ledger.batch_tables import BatchOrigin
+    from headrace.ledger.batches.tables import BatchOrigin
     from headrace.spark.attempts.shared_jobs import BatchBlocks, BlockTask
     from headrace.spark.outputs.documents import BatchIncarnations
     from headrace.spark.records.transforms import BatchContext

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.errors import HeadraceError
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.states import AttemptState, BatchState, EventKind
 from headrace.ledger.tables import JobLease
 from headrace.receiver.placement import Executor, ExecutorPolicy, Location, least_executors

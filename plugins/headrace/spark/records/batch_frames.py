@@ -28,7 +28,7 @@ from headrace.wal.local_copies import CopySettings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.ledger.batch_tables import BatchOrigin
+    from headrace.ledger.batches.tables import BatchOrigin
     from headrace.spark.attempts.batch_attempt import BatchAttempt
     from headrace.spark.attempts.batch_plan import OutputPlan
     from headrace.spark.attempts.shared_jobs import BatchBlocks

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace.clock import time_text
 from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.states import AttemptState, BatchState, DesiredState, EventKind
 from headrace.stream import Stream
 from headrace.ui.api.airflow_side import Interval, Run

@@ -19,7 +19,7 @@ from tests.integration.spark.cluster.executors import process_of, running
 from tests.support.spark_cluster import SparkCluster
 
 from headrace.ledger import EventKind
-from headrace.ledger.receiving_tables import ReceiverRow
+from headrace.ledger.receiving.tables import ReceiverRow
 from headrace.receiver.placement import Executor
 from headrace.spark.receiving.executors import executor_of_group, executors_of, placed
 from headrace.stream import KafkaInput, SparkSettings

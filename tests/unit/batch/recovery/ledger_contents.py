@@ -10,7 +10,7 @@ from tests.unit.batch.life import NAME
 from headrace.blocks import BlockHandle
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.tables import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -19,7 +19,7 @@ from headrace.ledger.batch_tables import (
     replay_definitions,
     replays,
 )
-from headrace.ledger.receiving_tables import StoredBlock, blocks, positions, segments, topics, unclaimed_times
+from headrace.ledger.receiving.tables import StoredBlock, blocks, positions, segments, topics, unclaimed_times
 from headrace.ledger.tables import gaps, streams
 
 # What is not promised: who owns what, the ids and times that a ledger gives by itself, and the numbers of attempts.

@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.batch.found_files import FoundManifests, listed_spans, read_manifests
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.ledger.batch_tables import BatchInputRow
+from headrace.ledger.batches.tables import BatchInputRow
 from headrace.wal.log_storage import LogStorage
 from headrace.wal.storage import open_storage
 

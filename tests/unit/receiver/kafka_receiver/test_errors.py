@@ -12,7 +12,7 @@ from tests.unit.receiver.kafka_receiver.setting import CONTROL, DAMAGED, GONE, S
 
 from headrace.blocks import OffsetRange
 from headrace.kafka.records import RecordChunk
-from headrace.ledger.receiving_tables import EpochEnd
+from headrace.ledger.receiving.tables import EpochEnd
 from headrace.receiver.receiver import KafkaClientError
 from headrace.receiver.record_source import FetchState, Gap
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry

@@ -15,7 +15,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import SystemClock
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.receiving_tables import ScheduledReceiver
+from headrace.ledger.receiving.tables import ScheduledReceiver
 from headrace.receiver.placement import Executor
 from headrace.receiver.supervisor import ReceiverTask, receive
 from headrace.receiver.tracked_receiver import NoPlaceError, TrackedReceiver

@@ -17,7 +17,7 @@ from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLett
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import Attempt, AttemptRow
+from headrace.ledger.batches.tables import Attempt, AttemptRow
 from headrace.spark.attempts import attempt
 from headrace.spark.attempts.attempt import run_attempt
 from headrace.spark.attempts.batch_attempt import BatchAttempt

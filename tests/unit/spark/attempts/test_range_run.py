@@ -22,9 +22,9 @@ from headrace.batch.batch_range import RangeError, RangeProgress, TimeRange
 from headrace.errors import TRY_NUMBER, HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, BatchState, Ledger
-from headrace.ledger.batch_tables import Attempt, batches
+from headrace.ledger.batches.tables import Attempt, batches
 from headrace.ledger.errors import AttemptFencedError, LedgerError
-from headrace.ledger.receiving_tables import unclaimed_times
+from headrace.ledger.receiving.tables import unclaimed_times
 from headrace.spark.attempts import range_run
 from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.attempts.range_run import (

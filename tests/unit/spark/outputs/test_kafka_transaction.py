@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.ledger.batch_tables import BatchOrigin
+from headrace.ledger.batches.tables import BatchOrigin
 from headrace.spark.outputs import kafka
 from headrace.spark.outputs.kafka import KafkaWriter
 from headrace.spark.outputs.kafka_transaction import (

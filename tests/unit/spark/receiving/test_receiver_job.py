@@ -20,7 +20,7 @@ from headrace.clock import ManualClock
 from headrace.kafka import client
 from headrace.ledger import BatchState, JobState, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.jobs import REQUESTED_OF
+from headrace.ledger.receiving.jobs import REQUESTED_OF
 from headrace.listeners import StreamingStarted, StreamListener
 from headrace.listeners.job_listeners import JobListeners
 from headrace.receiver.health import REVISION

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.blocks import ReceiverId
-from headrace.ledger.receiving_tables import ScheduledReceiver
+from headrace.ledger.receiving.tables import ScheduledReceiver
 from headrace.ledger.states import ReceiverState
 from headrace.ledger.tables import JobLease
 from headrace.receiver.placement import Executor, Location

@@ -13,7 +13,7 @@ import pytest
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import Failure
-from headrace.ledger.batch_tables import BatchOrigin
+from headrace.ledger.batches.tables import BatchOrigin
 from headrace.spark.attempts.batch_plan import OutputPlan
 from headrace.spark.records.batch_frames import ReadAgainError, refuse_reading_again, sends_blocks
 from headrace.stream import (

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batches.tables import Attempt
 from headrace.spark.attempts.batch_plan import evicted_batches
 from headrace.spark.records.transforms import TransformError, check_transform
 from headrace.spark.state import updating

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import batches
+from headrace.ledger.batches.tables import batches
 
 from .conftest import BATCHES, Api
 

@@ -15,9 +15,9 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError, ReceiverRefusedError
 from headrace.ledger.events import record
-from headrace.ledger.jobs import job_of, require_job
 from headrace.ledger.model import error_text, partition_key, partition_of
-from headrace.ledger.receiving_tables import (
+from headrace.ledger.receiving.jobs import job_of, require_job
+from headrace.ledger.receiving.tables import (
     AssignedPartition,
     EpochEnd,
     ReceiverLease,

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Text, cast, func, literal, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.batch_states import (
+from headrace.ledger.batches.batch_states import (
     COLUMNS,
     are_lost,
     check_order,
@@ -40,7 +40,8 @@ from headrace.ledger.batch_states import (
     takes_slot,
     wrote_output,
 )
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.replays import present_revision, settle_replay
+from headrace.ledger.batches.tables import (
     Attempt,
     AttemptRow,
     BatchOutputRow,
@@ -59,7 +60,6 @@ from headrace.ledger.errors import (
     StepsLostError,
 )
 from headrace.ledger.events import add_totals, output_totals, record, record_all
-from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
 from headrace.ledger.streams import at_revision
 

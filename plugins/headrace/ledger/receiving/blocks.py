@@ -25,8 +25,8 @@ from headrace.ledger.errors import (
     SegmentRemovedError,
 )
 from headrace.ledger.events import record_blocks
-from headrace.ledger.receivers import require_receiver
-from headrace.ledger.receiving_tables import (
+from headrace.ledger.receiving.receivers import require_receiver
+from headrace.ledger.receiving.tables import (
     UNCLAIMED_SUMS,
     AddedBlock,
     EpochEnd,

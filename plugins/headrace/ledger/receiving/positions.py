@@ -23,10 +23,10 @@ from headrace.ledger.errors import (
     StreamNotFoundError,
 )
 from headrace.ledger.events import add_gap, record
-from headrace.ledger.jobs import require_job
 from headrace.ledger.model import partition_key, partition_of
-from headrace.ledger.receivers import find_receiver, require_receiver
-from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverLease, positions
+from headrace.ledger.receiving.jobs import require_job
+from headrace.ledger.receiving.receivers import find_receiver, require_receiver
+from headrace.ledger.receiving.tables import LIVE, PositionRow, ReceiverLease, positions
 from headrace.ledger.states import EventKind, PartitionState
 from headrace.ledger.tables import JobLease, streams
 

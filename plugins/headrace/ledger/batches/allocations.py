@@ -13,8 +13,8 @@ from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text, times_text
-from headrace.ledger.batch_states import fence_attempts, find_batch, require_batch
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.batch_states import fence_attempts, find_batch, require_batch
+from headrace.ledger.batches.tables import (
     BatchInputRow,
     BatchRow,
     batch_attempts,
@@ -23,13 +23,13 @@ from headrace.ledger.batch_tables import (
     batches,
     replays,
 )
-from headrace.ledger.blocks import is_late, stored_blocks
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository, chunks, insert_all
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
 from headrace.ledger.model import partition_key
-from headrace.ledger.receiving_tables import StoredBlock, positions, unclaimed_times
+from headrace.ledger.receiving.blocks import is_late, stored_blocks
+from headrace.ledger.receiving.tables import StoredBlock, positions, unclaimed_times
 from headrace.ledger.states import BatchState, EventKind
 from headrace.ledger.tables import StreamRow, streams
 

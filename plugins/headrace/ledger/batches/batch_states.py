@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, func, insert, se
 
 from headrace.clock import time_text, times_text
 from headrace.errors import RANGE
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.tables import (
     Attempt,
     AttemptRow,
     BatchOrigin,
@@ -35,7 +35,7 @@ from headrace.ledger.errors import (
     StepsLostError,
 )
 from headrace.ledger.events import add_totals, batch_delays, record
-from headrace.ledger.receiving_tables import blocks, segments, unclaimed_times
+from headrace.ledger.receiving.tables import blocks, segments, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import events
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import and_, case, exists, select, update
 
-from headrace.ledger.batch_states import wrote_output
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.batch_states import wrote_output
+from headrace.ledger.batches.tables import (
     BatchRow,
     FiledReplay,
     ReplayDefinitionRow,
@@ -25,7 +25,7 @@ from headrace.ledger.batch_tables import (
     replays,
 )
 from headrace.ledger.database import Repository, chunks
-from headrace.ledger.receiving_tables import MovedBlock, blocks, segments, unclaimed_times
+from headrace.ledger.receiving.tables import MovedBlock, blocks, segments, unclaimed_times
 from headrace.ledger.states import AttemptState, BatchState
 from headrace.ledger.tables import streams
 

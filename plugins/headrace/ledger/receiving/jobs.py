@@ -20,7 +20,7 @@ from headrace.ledger.clock_corrections import shorten_leases, take_back
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerConflictError, LedgerError
 from headrace.ledger.events import record, record_all
-from headrace.ledger.receiving_tables import closing_values, receivers, segments
+from headrace.ledger.receiving.tables import closing_values, receivers, segments
 from headrace.ledger.states import EventKind, JobState, ReceiverState
 from headrace.ledger.tables import (
     JobLease,

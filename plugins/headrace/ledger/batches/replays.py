@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.batch_states import (
+from headrace.ledger.batches.batch_states import (
     fence_attempts,
     identity,
     insert_attempt,
@@ -23,7 +23,7 @@ from headrace.ledger.batch_states import (
     source_of,
     wrote_output,
 )
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.tables import (
     Attempt,
     ReplayRow,
     batch_attempts,

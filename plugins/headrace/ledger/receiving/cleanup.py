@@ -16,8 +16,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, false, func, or_, select, update
 
-from headrace.ledger.batch_states import live_attempts
-from headrace.ledger.batch_tables import (
+from headrace.ledger.batches.batch_states import live_attempts
+from headrace.ledger.batches.tables import (
     BatchRow,
     batch_attempts,
     batch_inputs,
@@ -29,7 +29,7 @@ from headrace.ledger.batch_tables import (
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import BatchStateError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.receiving_tables import SegmentRow, blocks, positions, receivers, segments, unclaimed_times
+from headrace.ledger.receiving.tables import SegmentRow, blocks, positions, receivers, segments, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import StreamRow, events, samples, streams
 
