@@ -65,7 +65,7 @@ def test_each_batch_time_of_a_down_time_has_its_records_once(clicks: Clicks) -> 
     }
 
 
-def test_batches_whose_log_is_gone_are_run_again_from_kafka_and_nothing_changes(clicks: Clicks) -> None:
+def test_batches_without_their_log_run_again_from_kafka_the_same(clicks: Clicks) -> None:
     before = clicks.documents()
     files = _files()
     batches = [batch for batch in clicks.batches() if batch.records]
@@ -88,7 +88,7 @@ def test_batches_whose_log_is_gone_are_run_again_from_kafka_and_nothing_changes(
     assert _files() == files
 
 
-def test_ranges_that_retention_removed_are_named_and_the_rest_is_run(clicks: Clicks) -> None:
+def test_ranges_that_retention_took_are_named_and_others_run(clicks: Clicks) -> None:
     before = clicks.documents()
     batches = [batch for batch in clicks.batches() if batch.records]
     gone, kept = batches[1], batches[-2]

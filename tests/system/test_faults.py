@@ -50,14 +50,15 @@ def run_hammer(data: Path, targets: list[str], *options: str) -> dict[str, Any]:
     return found
 
 
-def test_a_stream_under_the_hammer_loses_nothing_and_doubles_nothing(data: Path) -> None:
+def test_a_stream_under_the_hammer_loses_and_doubles_nothing(data: Path) -> None:
     # By this seed a batch, Elasticsearch twice, the disk, and a receiver past its lease.
     targets = ["receiver-task", "batch", "elasticsearch", "disk"]
     run_hammer(data, targets, "--minutes", "0.7", "--pace", "10", "--seed", "8")
 
 
-def test_a_stream_whose_network_fails_loses_nothing_and_names_the_part_behind_the_link(data: Path) -> None:
+def test_a_failing_network_loses_nothing_and_the_part_is_named(data: Path) -> None:
     # By this seed each link once, for a minute: the ledger's answers are lost, the others are cut.
+    """The part behind each link that fails is named."""
     targets = ["kafka-link", "ledger-link", "search-link"]
     found = run_hammer(data, targets, "--network", "--minutes", "3.4", "--pace", "50", "--seed", "2331")
     assert set(found["faults"]["kinds"]) == {"ledger-link lost answers", "search-link cut", "kafka-link cut"}

@@ -39,7 +39,7 @@ def test_a_batch_run_again_by_the_command_changes_nothing(orders: Orders, stack:
     orders.assert_proved()
 
 
-def test_a_range_that_one_call_replays_has_the_documents_of_its_batches(orders: Orders) -> None:
+def test_a_range_replayed_by_one_call_has_its_batches_documents(orders: Orders) -> None:
     batches = orders.settle().with_records
     replay, first = f"{STREAM}_replay_v2", batches[0].batch_time_ms - batches[0].interval_ms
     orders.api.wait_for_dag(replay)

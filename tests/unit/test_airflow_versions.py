@@ -55,7 +55,7 @@ def run(error: BaseException, try_number: int = 1, kind: type[Raises] = Raises) 
 
 
 @pytest.mark.parametrize("kind", [Raises, RaisesAgain])
-def test_lost_data_fails_the_task_for_good_and_the_failure_is_its_cause(kind: type[Raises]) -> None:
+def test_lost_data_fails_the_task_for_good_with_its_cause(kind: type[Raises]) -> None:
     lost = LostError("the block is gone")
     with pytest.raises(AirflowFailException, match=r"the block is gone .*a retry cannot succeed") as failed:
         run(lost, kind=kind)

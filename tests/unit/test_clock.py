@@ -36,7 +36,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 class TestLedgerClock:
-    def test_the_ledgers_clock_is_asked_once_and_estimated_from_then_on(self) -> None:
+    def test_the_ledgers_clock_is_asked_once_and_then_estimated(self) -> None:
         clock = ManualClock(1_000)
         asked = []
         ledger = LedgerClock(lambda: asked.append(1) or 50_000, clock)

@@ -27,7 +27,7 @@ PINNED = {
 
 
 @pytest.mark.parametrize("requirement", DECLARED, ids=lambda requirement: requirement.name)
-def test_every_dependency_has_a_floor_and_its_pinned_version_is_allowed(requirement: Requirement) -> None:
+def test_every_dependency_has_a_floor_and_its_pin_is_allowed(requirement: Requirement) -> None:
     assert [specifier for specifier in requirement.specifier if specifier.operator == ">="], (
         "make floors tests with this version"
     )

@@ -27,7 +27,7 @@ def identity_of(process) -> dict:
     return json.loads(process.stdout.readline())
 
 
-def test_a_process_has_ended_once_it_is_killed_also_before_its_parent_has_waited_for_it(process) -> None:
+def test_a_killed_process_has_ended_before_its_parent_waited(process) -> None:
     identity = identity_of(process)
     assert identity["pid"] == process.pid
     assert not has_ended(identity)
@@ -38,7 +38,7 @@ def test_a_process_has_ended_once_it_is_killed_also_before_its_parent_has_waited
     assert has_ended(identity)
 
 
-def test_another_process_with_the_same_number_is_not_the_same_process() -> None:
+def test_another_process_with_the_same_number_is_not_the_same() -> None:
     identity = own_identity()
     assert identity is not None
     assert not has_ended(identity)
@@ -46,7 +46,8 @@ def test_another_process_with_the_same_number_is_not_the_same_process() -> None:
 
 
 @pytest.mark.parametrize("name", ["boot", "pid_namespace"])
-def test_nothing_is_said_about_a_process_of_another_machine_or_container(name: str) -> None:
+def test_nothing_is_said_of_a_process_of_another_machine(name: str) -> None:
+    """Nothing is said of one in another container either."""
     assert not has_ended({**(own_identity() or {}), "pid": 2**22 + 1, name: "another"})
 
 

@@ -58,7 +58,7 @@ def test_the_entry_points_are_those_of_the_project():
     assert "headrace.get_provider_info:get_provider_info" in {e.value for e in ours}
 
 
-def test_the_form_of_a_ledger_connection_is_known_without_importing_its_hook():
+def test_the_form_of_a_ledger_connection_needs_no_hook_import():
     from airflow.providers_manager import ProvidersManager
 
     manager = ProvidersManager()

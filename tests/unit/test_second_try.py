@@ -41,7 +41,7 @@ def run(folder: Path, *options: str, ci: bool = True) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")])
-def test_a_test_that_passes_at_its_second_try_is_flaky_and_listed(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_a_test_that_passes_at_its_second_try_is_listed_as_flaky(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_it.py").write_text(FLAKY)
     code, printed = run(tmp_path, *options)
     assert code == 0, printed

@@ -91,7 +91,7 @@ def test_the_filter_takes_long_texts(text: str) -> None:
     without_secrets(text * 20_000)
 
 
-def test_what_a_connection_has_as_its_secrets_is_hidden_wherever_it_stands() -> None:
+def test_what_a_connection_has_as_secrets_is_hidden_everywhere() -> None:
     extra = {"sasl.oauthbearer.config": "client_secret=kL9-config-value", "region": "eu-west-1"}
     fields = {"conn_type": "kafka", "login": "me", "password": "pQ7-of-the-connection", "extra": extra}
     from_text("k", json.dumps(fields))
@@ -102,7 +102,7 @@ def test_what_a_connection_has_as_its_secrets_is_hidden_wherever_it_stands() -> 
     assert without_secrets("the airflow database") == "the airflow database"
 
 
-def test_an_error_hides_the_secrets_in_what_it_repeats_and_in_its_causes() -> None:
+def test_an_error_hides_the_secrets_in_its_text_and_its_causes() -> None:
     def fail() -> None:
         try:
             try:

@@ -102,7 +102,7 @@ def test_who_may_change_the_dag_may_act(found: Any, user: str) -> None:
     assert 200 in _statuses(found, user, "POST")
 
 
-def test_the_stream_of_the_dag_file_is_found_without_configuration(found: Any) -> None:
+def test_the_dag_files_stream_is_found_without_configuration(found: Any) -> None:
     summary = found["summary"]
     assert summary["name"] == "orders"
     assert summary["replay_dag_ids"] == ["orders_replay_v2"]

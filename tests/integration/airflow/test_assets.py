@@ -43,7 +43,7 @@ def completed(installation, stream: str) -> dict:
         return {batch.batch_time_ms: batch for batch in ledger.batches.page(stream, 1000, ["completed"])}
 
 
-def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installation, until):
+def test_a_dag_runs_after_each_completed_batch_with_its_numbers(installation, until):
     for dag_id in ("reports", "clicks_batches", "clicks_receiver"):
         installation.api.unpause(dag_id)
     until(lambda: len([event for event in reported(installation) if event["records"]]) >= 3, what="reports")
@@ -58,7 +58,7 @@ def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installatio
             assert event["outputs"]["search"] == event["outputs"]["lake"] == {"indexed": 1, "parameters": {"factor": 1}}
 
 
-def test_a_failed_batch_emits_no_event_until_the_repair_has_completed_it(installation, until):
+def test_a_failed_batch_emits_its_event_only_after_its_repair(installation, until):
     installation.fail_if.write_text("lake")
     try:
         run = until(lambda: failed_in_spark(installation), what="a run whose batch failed")
@@ -101,7 +101,7 @@ def test_a_batch_emits_another_event_only_when_it_was_run_again(installation, un
     assert again == [first["attempts"], first["attempts"] + 1]
 
 
-def test_an_operator_runs_a_batch_again_and_replays_it_on_the_page(installation, until):
+def test_an_operator_reruns_and_replays_a_batch_on_the_page(installation, until):
     at_ms = max(at_ms for at_ms, batch in completed(installation, "clicks").items() if batch.records)
     installation.api.unpause("clicks_replay_v2")
     with installation.ledger() as ledger, signed_in(installation.airflow) as page:
@@ -130,7 +130,7 @@ def replayed(ledger, at_ms: int) -> list[str]:
     return [row.state.value for row in ledger.replays.between("clicks", "v2", at_ms, at_ms + 1)]
 
 
-def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(installation, until):
+def test_received_blocks_start_batches_with_records_of_their_own(installation, until):
     installation.api.unpause("orders_receiver")
     installation.api.unpause("orders_batches")
     # Airflow begins to watch when it parses the DAG file again, within half a minute.
@@ -166,7 +166,7 @@ def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(i
         assert reached == position.next_offset
 
 
-def test_a_person_finds_the_stream_a_batch_and_its_run_on_the_page(installation):
+def test_a_person_finds_a_stream_its_batch_and_run_on_the_page(installation):
     failed = []
     with signed_in(installation.airflow) as page:
         page.on("pageerror", lambda error: failed.append(str(error)))

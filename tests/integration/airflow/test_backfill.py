@@ -106,9 +106,8 @@ def _date(run) -> str | None:
     return run["logical_date"] and datetime.fromisoformat(run["logical_date"]).isoformat()
 
 
-def test_what_was_missed_while_the_scheduler_was_down_is_caught_up_each_batch_time_by_itself(
-    installation, until, story
-):
+def test_each_batch_time_missed_by_a_scheduler_has_its_own_run(installation, until, story):
+    """The scheduler was down for five batch times, and each of them is caught up by itself."""
     installation.api.unpause(BATCHES)
     installation.api.unpause(RECEIVER)
     until(lambda: _completed_with_records(installation), what="a first batch")
@@ -148,7 +147,7 @@ def test_a_backfill_leaves_alone_what_has_a_run(installation, run_backfill, time
     assert attempts(installation, times) == [1] * 3
 
 
-def test_a_backfill_runs_completed_batches_again_with_the_same_records(installation, run_backfill, times):
+def test_a_backfill_runs_completed_batches_with_the_same_records(installation, run_backfill, times):
     before = [batch_of(installation, at_ms) for at_ms in times]
     backfill = installation.api.backfill(
         BATCHES, date_of(times[0]), date_of(times[-1]), reprocess_behavior="completed", max_active_runs=2
@@ -242,7 +241,7 @@ def test_a_conf_that_the_stream_does_not_know_is_refused_at_once(installation, t
     assert refused.value.status == http.client.BAD_REQUEST
 
 
-def test_a_logical_date_whose_interval_never_ends_is_refused_at_once(installation):
+def test_a_date_whose_interval_never_ends_is_refused_at_once(installation):
     with pytest.raises(AirflowApiError, match="Give another logical date") as refused:
         installation.api.trigger(BATCHES, logical_date=datetime.fromisoformat("9999-12-31T23:59:59+00:00"))
     assert refused.value.status == http.client.BAD_REQUEST
@@ -305,7 +304,7 @@ def test_the_documented_calls_are_right(installation, run_backfill, times):
     assert {run["state"] for run in runs} == {"success"}
 
 
-def test_cleaning_airflows_database_as_documented_leaves_the_batches(installation, until, run_backfill, story):
+def test_documented_cleaning_of_airflows_database_keeps_batches(installation, until, run_backfill, story):
     (file,) = [block for block in _blocks("python") if '"airflow", "db", "clean"' in block]
     assert "KEEP = timedelta(days=3)" in file
     # Longer than Airflow's own components are silent: their heartbeats are in that database too.

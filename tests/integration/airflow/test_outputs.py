@@ -75,7 +75,7 @@ def test_each_output_is_a_task_with_its_name(installation, until):
     assert {state for state, _ in written(installation, run).values()} == {"completed"}
 
 
-def test_a_late_run_takes_over_the_batch_times_that_have_ended_as_one_batch(installation, until):
+def test_a_late_run_takes_over_ended_batch_times_as_one_batch(installation, until):
     hold = installation.fail_if.with_name("hold")
     hold.touch()
     try:
@@ -101,7 +101,8 @@ def test_a_late_run_takes_over_the_batch_times_that_have_ended_as_one_batch(inst
     assert {run["state"] for run in finished(installation)} == {"success"}
 
 
-def test_while_an_output_is_away_runs_are_red_and_when_it_is_back_all_is_caught_up_by_itself(installation, until):
+def test_an_output_that_was_away_catches_up_by_the_repair_alone(installation, until):
+    """Runs fail while it is away and stay failed; the repair completes their batches."""
     installation.fail_if.write_text("lake")
     try:
         until(lambda: len(finished(installation, state=("failed",))) >= 2, what="failed runs")
@@ -151,7 +152,8 @@ def quiet(installation, until) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_runs_for_the_times_that_a_batch_took_over_name_it_and_repeat_it_once_if_asked(installation, until):
+def test_runs_of_absorbed_times_name_the_batch_or_repeat_it_once(installation, until):
+    """They repeat the batch only if the backfill asks for it."""
     late = next(row for row in batches(installation) if len(row.absorbed) >= 2)
     first, last = (date_of(at_ms) for at_ms in (late.absorbed[0], late.absorbed[-1]))
 
@@ -255,7 +257,7 @@ def _wrote_all(installation, run) -> bool:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_completed_batch_whose_run_is_cleared_is_run_again_whole(installation, done):
+def test_a_completed_batch_of_a_cleared_run_is_run_again_whole(installation, done):
     before = written(installation, done)
     installation.api.clear(BATCHES, done["dag_run_id"])
     installation.api.wait_for_run(BATCHES, done["dag_run_id"])

@@ -68,8 +68,9 @@ def test_a_dag_of_another_file_waits_for_the_stream_by_its_name(installation, un
     assert installation.api.import_errors() == {}
 
 
-def test_times_before_the_first_run_are_repaired_and_others_follow_by_the_clock(installation, until):
+def test_batch_times_before_the_schedules_first_run_are_repaired(installation, until):
     # Until there are times that no run of the schedule will be about: at each parse, the first run becomes a later one.
+    """All later batch times have scheduled runs that follow the clock."""
     until(lambda: _missed_by_the_schedule(installation), what="a batch time before the schedule's first")
     installation.api.unpause(BATCHES)
     until(lambda: len(finished(installation)) >= 3, what="runs")
@@ -114,7 +115,7 @@ def _gaps(installation, upto_ms: int) -> set[int]:
         return set(range(first_ms, upto_ms + 1, int(INTERVAL.total_seconds() * 1000))) - done
 
 
-def test_a_failed_batch_fails_its_run_and_a_cleared_run_processes_it_again(installation, until):
+def test_a_failed_batch_fails_its_run_and_completes_when_cleared(installation, until):
     installation.fail_if.touch()
     try:
         until(lambda: any(run["state"] == "failed" for run in finished(installation)), what="a failed run")
@@ -192,7 +193,7 @@ def test_a_backfill_runs_intervals_that_no_run_has_taken(installation, until):
             assert ledger.batches.get("landings", int((date + INTERVAL).timestamp() * 1000)).state.value == "completed"
 
 
-def test_a_killed_triggerer_and_scheduler_cost_the_receiver_job_nothing(installation, until):
+def test_a_receiver_job_survives_killed_triggerer_and_scheduler(installation, until):
     before, alive = job(installation)
     assert alive
     for name in ("triggerer", "scheduler"):
@@ -207,7 +208,8 @@ def test_a_killed_triggerer_and_scheduler_cost_the_receiver_job_nothing(installa
     until(lambda: job(installation)[1] and job(installation)[0].epoch == before.epoch + 1, what="the next job")
 
 
-def test_a_batch_whose_scheduler_dies_is_taken_over_by_its_next_try_while_the_first_still_runs(installation, until):
+def test_a_batchs_next_try_takes_over_while_the_first_still_runs(installation, until):
+    """As when a scheduler dies: Airflow begins another try, and the first attempt is fenced."""
     hold = installation.fail_if.with_name("hold")
     hold.touch()
     try:

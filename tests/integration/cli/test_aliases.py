@@ -113,7 +113,8 @@ def test_a_replay_that_lacks_batches_is_refused_by_their_names(shop: Shop) -> No
     assert shop.points_to() == [shop.old]
 
 
-def test_batches_after_until_are_to_be_run_again_and_those_before_the_replay_are_named(shop: Shop) -> None:
+def test_a_swap_names_batches_after_until_and_before_the_replay(shop: Shop) -> None:
+    """Those after --until are to be run again; those before the replay are not in the new index."""
     shop.replay(20_000)
     result = shop.swap("--until", "1970-01-01T00:00:20Z")
     assert result.exit_code == 0, result.output
@@ -132,7 +133,7 @@ def test_an_index_that_the_replay_did_not_write_is_refused(shop: Shop) -> None:
     assert shop.points_to() == [shop.old]
 
 
-def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(shop: Shop) -> None:
+def test_only_an_alias_of_one_index_moves_and_only_to_an_index(shop: Shop) -> None:
     with shop.administration() as administration:
         with pytest.raises(UnsuitableTargetError, match="is an index itself"):
             administration.move_alias(shop.old, shop.new)
@@ -143,9 +144,7 @@ def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(shop: Shop) ->
                 administration.move_alias(shop.live, wrong)
 
 
-def test_an_alias_that_another_client_moves_meanwhile_stays_where_it_is(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_alias_that_another_client_moved_stays_where_it_is(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     other = f"{shop.new}-other"
     shop.ask("PUT", f"/{other}")
     actions = [{"remove": {"index": shop.old, "alias": shop.live}}, {"add": {"index": other, "alias": shop.live}}]

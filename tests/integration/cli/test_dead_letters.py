@@ -96,7 +96,8 @@ def test_nothing_is_replayed_without_yes(shop: Shop) -> None:
     assert len(shop.listed()) == 4
 
 
-def test_a_corrected_mapping_accepts_the_documents_and_a_letter_without_a_document_stays(shop: Shop) -> None:
+def test_a_corrected_mapping_takes_all_letters_with_a_document(shop: Shop) -> None:
+    """The letter without a document is refused again and stays."""
     shop.correct_mapping()
     result = shop.dead_letters("replay", "--yes")
     assert result.exit_code == 1
@@ -108,7 +109,7 @@ def test_a_corrected_mapping_accepts_the_documents_and_a_letter_without_a_docume
     assert len(shop.listed("--replayed")) == 4
 
 
-def test_without_a_correction_letters_are_refused_again_and_keep_their_contents(shop: Shop) -> None:
+def test_uncorrected_letters_are_refused_again_and_unchanged(shop: Shop) -> None:
     before = shop.documents("-dead-letters")
     reported = shop.reported("replay", "--yes")
     assert (reported["replayed"], reported["refused"]) == (0, 4)
@@ -117,7 +118,7 @@ def test_without_a_correction_letters_are_refused_again_and_keep_their_contents(
     assert shop.dead_letters("replay", "--yes").exit_code == 1
 
 
-def test_a_replay_that_stopped_before_it_marked_its_letters_can_be_repeated(shop: Shop) -> None:
+def test_a_replay_that_stopped_before_marking_can_be_repeated(shop: Shop) -> None:
     shop.correct_mapping()
     shop.reported("replay", "--yes", "--batch", str(BATCHES[1]))
     assert shop.listed() == ["clicks+0+1", "clicks+0+2"]
@@ -139,7 +140,7 @@ def test_letters_are_chosen_by_their_ids(shop: Shop) -> None:
     assert shop.listed() == ["clicks+0+11", "clicks+0+2"]
 
 
-def test_a_replayed_letter_that_a_batch_writes_again_is_open_again(shop: Shop) -> None:
+def test_a_replayed_letter_that_a_batch_rewrites_is_open_again(shop: Shop) -> None:
     shop.correct_mapping()
     shop.reported("replay", "--yes")
     shop.ask("DELETE", f"/{shop.index}")
@@ -162,7 +163,7 @@ def test_a_newer_version_of_a_key_is_not_written_over(make_shop: Any) -> None:
     assert shop.listed() == []
 
 
-def test_a_newer_batchs_document_of_column_ids_is_not_written_over(make_shop: Any) -> None:
+def test_a_newer_document_of_column_ids_is_not_written_over(make_shop: Any) -> None:
     ids = {"kind": "columns", "columns": ["id"], "with_batch_time": False}
     output = {"document_ids": ids, "transform": "shop:with_id"}
     shop = make_shop(output=output)
@@ -175,7 +176,7 @@ def test_a_newer_batchs_document_of_column_ids_is_not_written_over(make_shop: An
     assert shop.documents() == {"x": {"n": "newer"}, "y": {"n": "b"}}
 
 
-def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any) -> None:
+def test_an_aggregates_existing_document_is_not_written_over(make_shop: Any) -> None:
     ids = {"kind": "columns", "columns": ["id"]}
     output = {"document_ids": ids, "transform": "shop:with_id", "write_method": "index"}
     shop = make_shop(output=output)
@@ -190,9 +191,7 @@ def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any
     assert [shop.letter(row) for row in shop.listed("--replayed")] == [id_]
 
 
-def test_a_letter_that_a_batch_rewrites_during_the_replay_is_not_marked(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_letter_rewritten_during_the_replay_is_not_marked(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.correct_mapping()
     index = DeadLetterReplay._index
 
@@ -207,7 +206,8 @@ def test_a_letter_that_a_batch_rewrites_during_the_replay_is_not_marked(
     assert shop.listed("--reason", "document_parsing_exception") == ["clicks+0+10"]
 
 
-def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(make_shop: Any) -> None:
+def test_letters_of_a_replays_index_go_to_that_index_alone(make_shop: Any) -> None:
+    """They are chosen by the index's name, given with --index."""
     common = f"common-{uuid.uuid4().hex[:8]}"
     shop = make_shop(output={"dead_letter_index": common})
     copy = f"{shop.index}-copy"
@@ -227,7 +227,7 @@ def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(m
         shop.ask("DELETE", f"/{common}")
 
 
-def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(shop: Shop) -> None:
+def test_only_letters_that_a_later_attempt_lacks_are_withdrawn(shop: Shop) -> None:
     (output,) = shop.stream.outputs
 
     def letters(**given: Any) -> DeadLetterIndex:
@@ -245,7 +245,7 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
     assert shop.listed("--offset", "30-39") == ["clicks+0+30"]
 
 
-def test_control_characters_in_a_letter_are_escaped_in_a_terminal(shop: Shop) -> None:
+def test_control_characters_in_letters_are_escaped_in_a_terminal(shop: Shop) -> None:
     shop.write(b'\x1b[2J{"n": 1}', first=20)
     assert "field [n] of type [long]" in shop.dead_letters("list").output
     text = shop.dead_letters("show", shop.letter("clicks+0+20")).output

@@ -159,7 +159,7 @@ def test_postgres_of_root_works_in_a_closed_folder(server_folder: Path) -> None:
     assert not server.data.exists()
 
 
-def test_a_folder_that_is_a_link_to_elsewhere_is_not_given_to_postgres(server_folder: Path) -> None:
+def test_postgres_is_not_given_a_folder_that_links_elsewhere(server_folder: Path) -> None:
     (server_folder / "elsewhere").mkdir()
     (server_folder / "data").symlink_to(server_folder / "elsewhere")
     with pytest.raises(LocalStackError, match="not a folder of ours"):

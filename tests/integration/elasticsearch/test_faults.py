@@ -168,9 +168,7 @@ def test_a_request_is_sent_again_after_a_temporary_fault(server: Server, rows: A
 
 
 @pytest.mark.parametrize("fault", PERHAPS_ITS_OWN.values(), ids=PERHAPS_ITS_OWN)
-def test_a_request_that_may_have_failed_by_itself_is_sent_again_in_halves(
-    server: Server, rows: Any, fault: Step
-) -> None:
+def test_a_request_that_may_be_the_fault_is_sent_again_in_halves(server: Server, rows: Any, fault: Step) -> None:
     server.script = [fault, fault]
     counts = index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
     assert (counts.created, counts.dead_lettered, counts.retries) == (2, 0, 1)
@@ -239,9 +237,10 @@ UNAUTHORISED: dict[str, tuple[Step, str]] = {
 
 
 @pytest.mark.parametrize(("fault", "remedy"), UNAUTHORISED.values(), ids=UNAUTHORISED)
-def test_refused_credentials_fail_the_batch_at_once_and_make_no_dead_letter(
+def test_refused_credentials_fail_the_batch_without_dead_letters(
     server: Server, rows: Any, fault: Step, remedy: str
 ) -> None:
+    """At once: the request is not sent again."""
     server.script = [fault]
     with pytest.raises(ElasticsearchRefusedError, match=remedy):
         index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
@@ -249,7 +248,7 @@ def test_refused_credentials_fail_the_batch_at_once_and_make_no_dead_letter(
     assert server.fake.indices == {}
 
 
-def test_credentials_that_end_in_the_middle_of_a_batch_lose_nothing(server: Server, rows: Any) -> None:
+def test_credentials_that_end_within_a_batch_lose_nothing(server: Server, rows: Any) -> None:
     def goes_on(handler: Handler) -> None:
         answer = server.fake.request(handler.command, handler.path, handler.read())
         handler.answer(answer.status, answer.body)
@@ -284,7 +283,7 @@ def test_a_missing_privilege_is_reported_before_the_first_row(server: Server, st
         TargetWatch(options).now()
 
 
-def test_a_server_that_does_not_say_that_it_is_elasticsearch_gets_no_document(server: Server) -> None:
+def test_a_server_without_elasticsearchs_name_gets_no_document(server: Server) -> None:
     options = indexing_options(hosts=[str(server.node)])
     with pytest.raises(ElasticsearchRefusedError, match="neither Elasticsearch nor OpenSearch"):
         TargetWatch(options).check_before()

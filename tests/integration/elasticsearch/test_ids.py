@@ -63,12 +63,12 @@ class TestPartitionGrowthWithKeyIds:
     old = records((0, 500, b"k", {"n": "old"}), changed=[500])
     new = records((1, 3, b"k", {"n": "new"}), changed=[501])
 
-    def test_an_offset_of_the_new_partition_would_lose_the_newer_value(self, real: Any) -> None:
+    def test_a_new_partitions_offset_would_lose_the_newer_value(self, real: Any) -> None:
         real.index(self.old, **KEYS)
         assert real.index(self.new, **KEYS).superseded == 1
         assert real.documents() == {"k": {"n": "old"}}
 
-    def test_a_stream_with_offsets_as_versions_stops_before_it_receives_such_a_record(self, real: Any) -> None:
+    def test_a_stream_by_offset_versions_stops_before_such_a_record(self, real: Any) -> None:
         with pytest.raises(KeyVersionsError, match="has grown from 1 to 2 partitions"):
             check_key_versions(by_keys(real, KeyIds()), [topic(partitions=2)])
         check_key_versions(by_keys(real, KeyIds(version_from="changed")), [topic(partitions=2)])
@@ -113,7 +113,7 @@ class TestATopicCreatedAgain:
         assert set(real.documents(f"{real.name}-dead-letters")) == {f"{real.name}/t+0+7", f"{real.name}/t+0+7+2"}
 
 
-def test_a_replay_after_a_rollover_would_be_two_documents_and_is_refused(real: Any) -> None:
+def test_a_replay_after_a_rollover_is_refused(real: Any) -> None:
     """What the refusal of rollover aliases is for: the id is unique within an index, not behind the alias."""
     real.ask("PUT", f"/{real.name}-000001", {"aliases": {real.name: {"is_write_index": True}}})
     real.ask("PUT", f"/{real.name}/_doc/t+0+0", {"n": 1})
@@ -269,9 +269,7 @@ class TestAnOldAttemptStillWritingWhileTheNewOneRuns:
         assert real.versions() == before
         assert {document["n"] for document in real.documents().values()} == set(range(60, 100))
 
-    def test_what_a_later_batch_wrote_meanwhile_stays_when_an_older_batch_is_run_again(
-        self, real: Any, old_attempt: Any
-    ) -> None:
+    def test_a_later_batchs_values_stay_when_an_older_one_runs_again(self, real: Any, old_attempt: Any) -> None:
         columns = {"document_id": "columns", "id_columns": ["word"]}
         words = [f"w{n}" for n in range(50)]
 
@@ -294,7 +292,7 @@ class TestAnOldAttemptStillWritingWhileTheNewOneRuns:
         assert len(real.documents(f"{real.name}-dead-letters")) == 10
 
 
-def test_another_output_that_writes_into_the_index_by_an_alias_is_refused(real: Any) -> None:
+def test_another_output_into_the_index_by_an_alias_is_refused(real: Any) -> None:
     other = ElasticsearchOutput(id="other", hosts=real.url.replace("127.0.0.1", "localhost"), index=f"{real.name}-too")
     away = ElasticsearchOutput(id="away", hosts="http://127.0.0.1:1", index=real.name)
     check_unshared(real.options(), [away, other])

@@ -41,7 +41,7 @@ def test_the_answer_to_new_documents_is_not_parsed(
     assert parsed == []
 
 
-def test_documents_of_a_changed_transform_replace_others_with_write_method_index(real: Any, rows: Any) -> None:
+def test_write_method_index_replaces_an_old_transforms_documents(real: Any, rows: Any) -> None:
     real.index(rows([b'{"n": 1}']))
     assert real.index(rows([b'{"n": 2}'])).foreign == 1, "nothing says that the batch was run before"
     assert real.index(rows([b'{"n": 2}']), written_before=True).kept == 1
@@ -90,7 +90,7 @@ MALFORMED = [
 ]
 
 
-def test_malformed_values_are_dead_letters_and_their_neighbours_are_indexed(real: Any, rows: Any) -> None:
+def test_malformed_values_are_dead_letters_and_others_indexed(real: Any, rows: Any) -> None:
     values = [value for bad in MALFORMED for value in (bad, b'{"ok": 1}')]
     counts = real.index(rows(values))
     assert (counts.created, counts.dead_lettered) == (len(MALFORMED), len(MALFORMED))
@@ -137,7 +137,7 @@ def test_odd_keys_are_ids(real: Any, rows: Any) -> None:
     assert set(real.documents()) == set(keys)
 
 
-def test_the_concrete_index_is_found_and_a_rollover_alias_is_refused(real: Any) -> None:
+def test_a_concrete_index_is_found_and_a_rollover_alias_refused(real: Any) -> None:
     assert concrete(real) is None
     real.ask("PUT", f"/{real.name}-1", {"aliases": {real.name: {}}})
     assert concrete(real) == f"{real.name}-1"
@@ -152,7 +152,7 @@ def test_the_concrete_index_is_found_and_a_rollover_alias_is_refused(real: Any) 
         concrete(real)
 
 
-def test_a_data_stream_that_a_template_makes_gets_one_document_which_is_deleted(real: Any, rows: Any) -> None:
+def test_the_one_document_in_a_templates_data_stream_is_deleted(real: Any, rows: Any) -> None:
     template = f"/_index_template/{real.name}"
     real.ask("PUT", template, {"index_patterns": [real.name], "data_stream": {}, "priority": 900})
     try:
@@ -167,7 +167,7 @@ def test_a_data_stream_that_a_template_makes_gets_one_document_which_is_deleted(
         real.transport.request("DELETE", template)
 
 
-def test_an_alias_that_is_gone_becomes_no_index_and_is_written_to_again_when_it_is_back(real: Any, rows: Any) -> None:
+def test_a_missing_alias_becomes_no_index_and_is_used_when_back(real: Any, rows: Any) -> None:
     """Tasks that write through an alias let the server refuse to create an index of its name."""
     real.ask("PUT", f"/{real.name}-1", {"aliases": {real.name: {}}})
     assert real.index(rows([b"{}"]), through_alias=True).created == 1
@@ -186,7 +186,7 @@ def test_a_blocked_index_is_waited_for_for_a_bounded_time(real: Any, rows: Any) 
     real.ask("PUT", f"/{real.name}/_settings", {"index.blocks.read_only_allow_delete": None})
 
 
-def test_a_closed_index_fails_the_batch_and_makes_no_dead_letters(real: Any, rows: Any) -> None:
+def test_a_closed_index_fails_the_batch_without_dead_letters(real: Any, rows: Any) -> None:
     real.ask("PUT", f"/{real.name}")
     real.ask("POST", f"/{real.name}/_close")
     with pytest.raises(ElasticsearchRefusedError, match="Open the index"):

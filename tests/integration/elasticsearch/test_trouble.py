@@ -43,9 +43,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("conflict", CONFLICTS)
-def test_a_document_that_the_mapping_cannot_take_is_a_dead_letter_and_no_other_is(
-    real: Any, rows: Any, conflict: str
-) -> None:
+def test_only_a_document_against_the_mapping_is_a_dead_letter(real: Any, rows: Any, conflict: str) -> None:
     properties, settings, document = CONFLICTS[conflict]
     good = {"ok": {"type": "long"}, **properties}
     real.ask("PUT", f"/{real.name}", {"mappings": {"properties": good}, "settings": settings})
@@ -56,7 +54,7 @@ def test_a_document_that_the_mapping_cannot_take_is_a_dead_letter_and_no_other_i
     assert letter["document_id"] == "t+0+1"
 
 
-def test_a_field_that_a_strict_mapping_does_not_know_is_a_dead_letter(real: Any, rows: Any) -> None:
+def test_a_field_unknown_to_a_strict_mapping_is_a_dead_letter(real: Any, rows: Any) -> None:
     mappings = {"dynamic": "strict", "properties": {"ok": {"type": "long"}}}
     real.ask("PUT", f"/{real.name}", {"mappings": mappings})
     counts = real.index(rows([b'{"ok": 1}', b'{"new": 1}']))
@@ -64,7 +62,7 @@ def test_a_field_that_a_strict_mapping_does_not_know_is_a_dead_letter(real: Any,
     assert counts.created == 1
 
 
-def test_the_first_document_makes_the_mapping_and_later_ones_conflict_with_it(real: Any, rows: Any) -> None:
+def test_later_documents_conflict_with_the_first_ones_mapping(real: Any, rows: Any) -> None:
     counts = real.index(rows([b'{"n": 1}', b'{"n": "x"}', b'{"n": {"m": 1}}', b'{"n": 2}']))
     assert (counts.created, counts.dead_lettered) == (2, 2)
     assert real.index(rows([b'{"n": 1}', b'{"n": "x"}', b'{"n": {"m": 1}}', b'{"n": 2}'])).repeated == 2
@@ -86,7 +84,7 @@ INDEX_FAULTS: dict[str, tuple[list[tuple[str, str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("fault", INDEX_FAULTS)
-def test_a_fault_of_the_index_fails_the_batch_and_leaves_no_dead_letter(real: Any, rows: Any, fault: str) -> None:
+def test_an_index_fault_fails_the_batch_without_a_dead_letter(real: Any, rows: Any, fault: str) -> None:
     steps, remedy = INDEX_FAULTS[fault]
     for method, path, body in steps:
         named = None if body is None else json.loads(json.dumps(body).replace('"I"', f'"{real.name}"'))
@@ -134,7 +132,7 @@ def refused_by(processor: str) -> bytes:
 
 
 @pytest.mark.usefixtures("through_a_pipeline")
-def test_a_document_that_a_processor_refuses_is_a_dead_letter_and_no_other_is(real: Any, rows: Any) -> None:
+def test_only_documents_a_processor_refuses_are_dead_letters(real: Any, rows: Any) -> None:
     bad = [refused_by(processor) for processor in PROCESSORS]
     counts = real.index(rows([value for each in bad for value in (each, b'{"n": 1}')]))
     assert (counts.created, counts.dead_lettered, counts.retries) == (len(bad), len(bad), 0)
@@ -146,7 +144,8 @@ def test_a_document_that_a_processor_refuses_is_a_dead_letter_and_no_other_is(re
 
 
 @pytest.mark.usefixtures("through_a_pipeline")
-def test_a_pipeline_that_no_document_passes_fails_the_batch_and_names_one_of_them(real: Any, rows: Any) -> None:
+def test_a_pipeline_that_no_document_passes_fails_the_batch(real: Any, rows: Any) -> None:
+    """The error names one of the documents."""
     with pytest.raises(ElasticsearchRefusedError, match=r"all 40 documents .* 't\+0\+0' \(t, partition 0, offset 0\)"):
         real.index(rows([refused_by("script")] * 40), bulk_actions=10, requests_in_flight=1)
     assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
@@ -154,7 +153,8 @@ def test_a_pipeline_that_no_document_passes_fails_the_batch_and_names_one_of_the
 
 @pytest.mark.parametrize("moved", ["_index", "_id"])
 @pytest.mark.usefixtures("through_a_pipeline")
-def test_a_pipeline_that_moves_a_document_is_refused_at_its_first_answer(real: Any, rows: Any, moved: str) -> None:
+def test_a_pipeline_that_moves_a_document_is_refused_at_once(real: Any, rows: Any, moved: str) -> None:
+    """At its first answer, and what it wrote elsewhere is taken back."""
     elsewhere = f"{real.name}-2026"
     values = [b'{"n": 1}', json.dumps({"do": {moved: elsewhere}}).encode()]
     with pytest.raises(ElasticsearchRefusedError, match=rf"Document 't\+0\+1' .*{elsewhere}"):
@@ -212,7 +212,7 @@ def test_a_read_only_cluster_is_waited_for(real: Any, rows: Any, block: str) -> 
     assert counts.retries > 0
 
 
-def test_a_conflict_is_judged_when_the_documents_shard_is_there_again(real: Any, rows: Any) -> None:
+def test_a_conflict_is_judged_once_the_shard_is_there_again(real: Any, rows: Any) -> None:
     """As after a restart: the shard is not assigned for a while."""
     batch = rows([b'{"n": 1}', b'{"n": 2}'])
     assert real.index(batch).created == 2
@@ -256,7 +256,8 @@ def test_dead_letters_wait_for_their_index_too(real: Any, rows: Any) -> None:
     assert set(real.documents(letters)) == {f"{real.name}/t+0+0"}
 
 
-def test_a_batch_whose_dead_letters_cannot_be_written_fails_and_is_whole_the_next_time(real: Any, rows: Any) -> None:
+def test_a_batch_fails_if_its_dead_letters_cannot_be_written(real: Any, rows: Any) -> None:
+    """Nothing is dropped: the next try is whole."""
     letters = f"{real.name}-dead-letters"
     real.ask("PUT", f"/{letters}", {"settings": {"index.blocks.write": True}})
     batch = rows([b'{"n": 1}', b"junk"])
@@ -315,7 +316,7 @@ class Interrupted:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["killed", "hanging"])
-def test_a_server_that_is_gone_for_a_while_delays_and_loses_nothing(
+def test_a_server_gone_for_a_while_delays_but_loses_nothing(
     own_server: ElasticsearchServer, real_index: Any, rows: Any, fault: str
 ) -> None:
     real = real_index(own_server.url, f"gone-{fault}")

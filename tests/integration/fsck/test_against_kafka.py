@@ -115,7 +115,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def test_what_was_received_and_what_is_still_to_come_is_no_finding(rig: Rig) -> None:
+def test_records_received_or_still_to_come_are_no_finding(rig: Rig) -> None:
     assert rig.found() == []
     rig.receive(0, RECORDS)
     assert rig.found() == []
@@ -124,7 +124,7 @@ def test_what_was_received_and_what_is_still_to_come_is_no_finding(rig: Rig) -> 
     assert rig.check().notes == []
 
 
-def test_records_that_were_passed_over_are_reported_and_markers_are_not(rig: Rig) -> None:
+def test_passed_over_records_are_reported_and_markers_are_not(rig: Rig) -> None:
     rig.receive(0, RECORDS)
     rig.produce(3, transactional=True)
     rig.receive(RECORDS, RECORDS + 3)
@@ -143,7 +143,7 @@ def test_a_position_beyond_kafkas_end_is_reported(rig: Rig) -> None:
     assert rig.found() == [(Problem.KAFKA_LOG_CUT, rig.name)]
 
 
-def test_records_that_kafka_deleted_before_they_were_received_are_reported(rig: Rig) -> None:
+def test_records_that_kafka_deleted_unreceived_are_reported(rig: Rig) -> None:
     rig.receive(0, 2)
     rig.admin.delete_records([TopicPartition(rig.topic, 0, 5)])[TopicPartition(rig.topic, 0)].result()
     assert rig.found() == [(Problem.KAFKA_RECORDS_GONE, rig.name)]

@@ -49,9 +49,7 @@ def test_calls_end_while_the_server_hangs_and_succeed_after_it(postgres_server: 
     assert ledger.streams.get("s").name == "s"
 
 
-def test_a_statement_in_a_hanging_server_ends_and_closes_its_connection(
-    postgres_server: PostgresServer, ledger: Ledger
-) -> None:
+def test_a_hanging_statement_ends_and_closes_its_connection(postgres_server: PostgresServer, ledger: Ledger) -> None:
     database = ledger.streams._database
     began = 0.0
     with pytest.raises(LedgerUnavailableError, match="did not answer for 6 s"), database.write() as connection:

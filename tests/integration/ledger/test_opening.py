@@ -11,7 +11,7 @@ from tests.unit.ledger.test_opening import (
     test_a_ledger_pickles_as_its_url,
     test_a_newer_schema_is_refused,
     test_an_older_ledger_is_migrated_by_the_command_alone,
-    test_an_open_ledger_needs_no_alembic_and_only_its_own_dialect,
+    test_an_open_ledger_needs_no_alembic_and_only_its_dialect,
     test_the_clock_is_the_databases,
     test_the_migrations_make_the_tables,
     test_threads_and_event_loops_share_a_ledger,
@@ -25,14 +25,14 @@ __all__ = [
     "test_a_ledger_pickles_as_its_url",
     "test_a_newer_schema_is_refused",
     "test_an_older_ledger_is_migrated_by_the_command_alone",
-    "test_an_open_ledger_needs_no_alembic_and_only_its_own_dialect",
+    "test_an_open_ledger_needs_no_alembic_and_only_its_dialect",
     "test_the_clock_is_the_databases",
     "test_the_migrations_make_the_tables",
     "test_threads_and_event_loops_share_a_ledger",
 ]
 
 
-def test_a_commit_is_durable_even_where_the_server_says_otherwise(ledger: Any) -> None:
+def test_a_commit_is_durable_whatever_the_servers_setting(ledger: Any) -> None:
     # The test server runs with synchronous_commit=off.
     with ledger.streams._database.read() as connection:
         shown = [

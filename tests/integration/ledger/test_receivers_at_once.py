@@ -161,7 +161,7 @@ def test_an_error_of_one_transaction_leaves_the_others(receivers: Receivers) -> 
     assert receivers.positions() == [10, 10, 0, 0]
 
 
-def test_who_loses_the_answer_to_its_commit_asks_for_its_own_block(
+def test_a_receiver_finds_its_block_after_a_commits_lost_answer(
     receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, lost = BoundedConnection.commit, threading.Event()
@@ -186,7 +186,7 @@ def test_who_loses_the_answer_to_its_commit_asks_for_its_own_block(
     assert sorted(block.block_id for block in stored) == sorted([again.block_id, second.result().block_id])
 
 
-def test_who_asks_for_a_block_that_is_being_added_waits_for_its_outcome(receivers: Receivers) -> None:
+def test_a_block_asked_for_while_being_added_is_waited_for(receivers: Receivers) -> None:
     with receivers.stopped(0) as first:
         again = receivers.add(0)
         receivers.await_waiting()
@@ -202,7 +202,7 @@ def _sealed(receivers: Receivers, time_ms: int) -> None:
         connection.execute(text("UPDATE streams SET sealed_until_ms = :time"), {"time": time_ms})
 
 
-def test_sealing_waits_for_blocks_that_are_being_added_and_later_ones_wait_for_it(receivers: Receivers) -> None:
+def test_sealing_waits_for_begun_blocks_and_later_blocks_for_it(receivers: Receivers) -> None:
     time_ms = receivers.end_ms
     with receivers.stopped(0) as first:
         sealing = receivers.threads.submit(_sealed, receivers, time_ms)

@@ -48,9 +48,7 @@ def test_another_process_does_not_wait_for_all_threads_of_one(ledger: Any, ledge
     assert statistics.median(waited_for) <= THREADS // 3, waited_for
 
 
-def test_a_thread_whose_turn_does_not_come_waits_for_the_lock_all_the_same(
-    ledger: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_whose_turn_never_comes_waits_for_the_lock(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200)
     monkeypatch.setattr(engines, "TURN_SECONDS", 0.1)
     turn = engines._turns.setdefault(database._lock_key("s"), threading.Lock())

@@ -72,7 +72,7 @@ def test_it_installs_under_airflows_constraints(airflow: str, python: str, tmp_p
 
 
 @pytest.mark.parametrize("options", [(), ("-c", ROOT / "requirements.txt"), ("--resolution", "lowest-direct")])
-def test_without_airflows_constraints_both_sparks_have_one_version(options: tuple[str | Path, ...]) -> None:
+def test_both_sparks_have_one_version_without_constraints(options: tuple[str | Path, ...]) -> None:
     """pyspark and pyspark-client have releases that the other one lacks."""
     found = resolve(ROOT / "pyproject.toml", "3.11", "--extra", "airflow", *options, *FOR_NEWER_PYTHONS)
     assert found["pyspark"] == found["pyspark-client"]
@@ -80,7 +80,7 @@ def test_without_airflows_constraints_both_sparks_have_one_version(options: tupl
 
 @pytest.mark.slow
 @pytest.mark.xfail(strict=False, reason="a beta of Airflow may be withdrawn, or break what it does not promise")
-def test_every_module_imports_beside_the_newest_airflow_be_it_a_beta(tmp_path: Path) -> None:
+def test_modules_import_beside_the_newest_airflow_even_a_beta(tmp_path: Path) -> None:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     asked = tmp_path / "requirements.in"
     asked.write_text("apache-airflow\n")

@@ -62,9 +62,10 @@ def test_the_wheel_names_what_it_bundles_and_has_the_licences(distributions: Dis
         assert f"{name} {version}" in notice
 
 
-def test_the_source_distribution_holds_what_builds_the_wheel_and_the_documentation(
+def test_the_source_distribution_holds_wheel_and_docs_sources(
     distributions: Distributions,
 ) -> None:
+    """It holds exactly what builds the wheel and the documentation."""
     with tarfile.open(distributions.sdist) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "NOTICE"}

@@ -33,7 +33,7 @@ def test_a_viewer_sees_disabled_buttons_and_why(view: View) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_a_stream_is_stopped_only_after_the_words_are_confirmed_and_started_again(view: View, seeded: str) -> None:
+def test_a_stream_is_stopped_only_if_confirmed_and_started_again(view: View, seeded: str) -> None:
     page = view("#/streams/orders")
     stop = page.get_by_role("button", name="Stop")
     stop.click()

@@ -42,7 +42,7 @@ def page(shop: Shop, chromium: Browser) -> Iterator[Page]:
     thread.join(timeout=10)
 
 
-def test_dead_letters_are_shown_with_their_reasons_and_replayed_after_a_correction(shop: Shop, page: Page) -> None:
+def test_dead_letters_show_reasons_and_replay_after_a_correction(shop: Shop, page: Page) -> None:
     lines = page.locator("tbody tr")
     expect(lines).to_have_count(2)
     expect(lines.first).to_contain_text("failed to parse field [n]")

@@ -19,7 +19,7 @@ def _failed_batch(page: Page) -> str:
     return str(answer["batches"][0]["batch_time"])
 
 
-def test_the_worst_stream_is_first_and_its_state_is_a_word_and_an_icon(view: View) -> None:
+def test_the_worst_stream_is_first_with_state_by_word_and_icon(view: View) -> None:
     page = view("#/streams")
     lines = page.locator("tbody tr")
     expect(lines).to_have_count(7)
@@ -31,7 +31,7 @@ def test_the_worst_stream_is_first_and_its_state_is_a_word_and_an_icon(view: Vie
     assert len({shape for _, shape in shapes}) == len({state for state, _ in shapes})
 
 
-def test_the_filter_finds_streams_by_name_and_state_and_stays_in_the_address(view: View) -> None:
+def test_the_filter_by_name_and_state_stays_in_the_address(view: View) -> None:
     page = view("#/streams")
     page.get_by_label("Name or reason").fill("orders-5")
     expect(page.locator("tbody tr")).to_have_count(1)
@@ -42,7 +42,7 @@ def test_the_filter_finds_streams_by_name_and_state_and_stays_in_the_address(vie
     expect(page.locator("tbody tr")).to_have_count(7)
 
 
-def test_a_person_goes_by_keyboard_from_the_list_to_a_failed_batch(view: View) -> None:
+def test_a_failed_batch_is_reached_by_keyboard_from_the_list(view: View) -> None:
     page = view("#/streams")
     expect(page.locator("tbody tr")).to_have_count(7)
     page.keyboard.press("Tab")
@@ -64,9 +64,7 @@ def test_a_person_goes_by_keyboard_from_the_list_to_a_failed_batch(view: View) -
 
 
 @pytest.mark.parametrize(("browser", "airflow"), [("Asia/Tokyo", None), ("America/New_York", "Asia/Tokyo")])
-def test_times_are_in_the_zone_chosen_in_airflow_with_utc_in_the_title(
-    view: View, browser: str, airflow: str | None
-) -> None:
+def test_times_are_in_airflows_chosen_zone_with_utc_in_the_title(view: View, browser: str, airflow: str | None) -> None:
     page = view("#/streams/orders-3/batches", zone=browser)
     if airflow is not None:
         page.evaluate("zone => localStorage.setItem('timezone', JSON.stringify(zone))", airflow)
@@ -80,7 +78,7 @@ def test_times_are_in_the_zone_chosen_in_airflow_with_utc_in_the_title(
     expect(shown).to_have_attribute("title", re.compile(rf"^{at[:10]} {at[11:19]}.* UTC$"))
 
 
-def test_each_timeline_has_a_summary_a_histogram_and_its_numbers_as_a_table(view: View) -> None:
+def test_each_timeline_has_a_summary_a_histogram_and_a_table(view: View) -> None:
     page = view("#/streams/orders")
     for title in ("Input rate", "Scheduling delay", "Processing time", "Total delay"):
         figure = page.get_by_role("group", name=title, exact=True)
@@ -192,7 +190,7 @@ def test_a_signed_out_user_is_asked_to_sign_in(view: View) -> None:
     expect(page.get_by_role("button", name="Sign in again")).to_be_visible()
 
 
-def test_an_unreadable_ledger_is_an_error_with_a_remedy_and_old_data_stay(view: View) -> None:
+def test_an_unreadable_ledger_shows_a_remedy_and_keeps_old_data(view: View) -> None:
     page = view("#/streams/orders-3/receivers")
     expect(page.get_by_role("table", name="Receivers")).to_be_visible()
     page.route(
@@ -228,7 +226,7 @@ def test_each_kind_of_problem_has_a_heading_that_fits(view: View) -> None:
         expect(alerts.filter(has_text=f"The error of {kind}.").locator("strong")).to_have_text(heading)
 
 
-def test_a_new_stream_is_a_calm_line_and_a_dag_file_that_cannot_be_imported_an_alert(view: View) -> None:
+def test_a_new_stream_is_a_line_and_a_broken_dag_file_an_alert(view: View) -> None:
     page = view("#/streams")
     expect(page.locator("tbody tr")).to_have_count(7)
     new = {"kind": "new", "ledger": None, "error": "Unpause its DAGs.", "remedy": None, "streams": ["orders"]}
@@ -255,7 +253,7 @@ def test_events_that_a_listener_did_not_get_are_shown(view: View) -> None:
     expect(line.locator("td").first).to_have_text("12")
 
 
-def test_a_receivers_executor_and_the_stack_of_its_last_error_are_shown(view: View) -> None:
+def test_a_receivers_executor_and_last_errors_stack_are_shown(view: View) -> None:
     table = view("#/streams/orders-3/receivers").get_by_role("table", name="Receivers")
     line = table.locator("tbody tr")
     expect(line).to_contain_text("executor 3")

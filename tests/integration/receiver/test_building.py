@@ -50,7 +50,7 @@ def begin(rig: Any, count: int, **source: Any) -> int:
     return int(rig.ledger.streams.get("air").zero_time_ms)
 
 
-def test_batches_of_the_time_before_are_those_of_kafkas_timestamps(rig: Any) -> None:
+def test_batches_before_the_stream_follow_kafkas_timestamps(rig: Any) -> None:
     create(rig, partitions=3)
     base = 1_700_000_000_000
     produce(rig, 0, *(base + shift for shift in (0, 300, 999, 1_000, 1_500, 2_000)))
@@ -90,7 +90,7 @@ def test_topics_by_a_pattern_are_built_together(rig: Any) -> None:
     ]
 
 
-def test_retention_that_reached_into_the_interval_is_an_error_with_its_time(rig: Any) -> None:
+def test_retention_within_the_interval_is_an_error_with_its_time(rig: Any) -> None:
     create(rig)
     base = 1_700_000_000_000
     produce(rig, 0, base + 100, base + 200, base + 1_100, base + 1_200)

@@ -79,7 +79,7 @@ def timed(rig: Any) -> Timed:
     return Timed(rig)
 
 
-def test_what_came_while_everything_was_down_is_in_the_batches_of_its_time(timed: Timed) -> None:
+def test_records_of_a_down_time_are_in_the_batches_of_their_time(timed: Timed) -> None:
     """Partition 1 is a little out of order, partition 2 idle for the most part."""
     timed.produce(0, *[0.25 * n for n in range(40)])
     timed.produce(1, 0.5, 1.5, 0.9, 2.1, 1.9, 9.0)
@@ -126,7 +126,7 @@ def test_late_records_join_the_next_open_batch(timed: Timed) -> None:
     assert timed.batches() == {2: [(0, 1.5)], 5: [(0, 1.6), (0, 2.6), (1, 3.9)], 9: [(1, 8.5)]}
 
 
-def test_with_idle_partitions_a_batch_is_ready_when_its_lateness_is_over(timed: Timed) -> None:
+def test_a_batch_of_idle_partitions_is_ready_after_its_lateness(timed: Timed) -> None:
     timed.begin()
     timed.rig.eventually(lambda: len(timed.drained()) == 3 and min(timed.drained()) > 0)
     ledger, late_ms = timed.rig.ledger, []
@@ -142,7 +142,7 @@ def test_with_idle_partitions_a_batch_is_ready_when_its_lateness_is_over(timed: 
     assert min(late_ms) < 900
 
 
-def test_who_reads_what_is_not_committed_is_drained_at_the_logs_end(timed: Timed) -> None:
+def test_a_read_uncommitted_input_is_drained_at_the_logs_end(timed: Timed) -> None:
     """And not where the open transaction begins, which is the end for committed readers."""
     with timed.open_transaction(0.1):
         timed.produce(0, *[0.2] * 599)
@@ -161,7 +161,7 @@ def test_who_reads_what_is_not_committed_is_drained_at_the_logs_end(timed: Timed
     timed.rig.end()
 
 
-def test_an_open_transaction_holds_back_what_others_wrote_behind_it(timed: Timed) -> None:
+def test_an_open_transaction_holds_back_records_behind_it(timed: Timed) -> None:
     """For committed readers: they are drained where it begins, and the rest comes with its end, late if need be."""
     with timed.open_transaction(0.1):
         timed.produce(0, 0.2, 0.3)

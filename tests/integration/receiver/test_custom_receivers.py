@@ -120,9 +120,10 @@ class Growing:
 
 
 @pytest.mark.slow
-def test_a_directory_is_in_the_log_exactly_once_though_its_receivers_are_killed_while_files_grow(
+def test_growing_files_are_in_the_log_once_though_receivers_die(
     run: Callable[..., CustomStream], tmp_path: Path
 ) -> None:
+    """The receivers of the directory are killed while its files grow."""
     folder = tmp_path / "lines"
     folder.mkdir()
     launcher = ProcessLauncher()
@@ -194,7 +195,7 @@ def server() -> Iterator[TextServer]:
     made.close()
 
 
-def test_lines_of_a_socket_are_stored_and_a_lost_connection_is_made_again(
+def test_socket_lines_are_stored_and_a_lost_connection_is_remade(
     run: Callable[..., CustomStream], server: TextServer
 ) -> None:
     source = ReceiverInput(

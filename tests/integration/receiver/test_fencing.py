@@ -87,7 +87,8 @@ def assert_fenced(rig: Any, zombie: Unkillable, records: int) -> None:
     assert reported == [], "the zombie reported an end of the receiver that is not its own"
 
 
-def test_a_receiver_that_sleeps_past_its_lease_stores_commits_and_reports_nothing(rig: Any, stubborn: Stubborn) -> None:
+def test_a_receiver_that_sleeps_past_its_lease_stores_nothing(rig: Any, stubborn: Stubborn) -> None:
+    """Nor does it commit or report anything."""
     rig.create(partitions=1)
     rig.launcher = stubborn
     # Far longer than a process takes to start: one that still starts is not to be taken for one that hangs.

@@ -151,7 +151,7 @@ def _mounts(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"no small disk can be mounted here, as root or in a user namespace: {tried.stderr.strip()[-300:]}")
 
 
-def test_receiving_stops_visibly_while_the_disk_is_full_and_goes_on_by_itself(tmp_path: Path) -> None:
+def test_receiving_stops_visibly_on_a_full_disk_and_then_resumes(tmp_path: Path) -> None:
     done = run_mounted(RECEIVING, tmp_path)
     assert done.returncode == 0, done.stderr
     reported = json.loads(done.stdout.splitlines()[-1])

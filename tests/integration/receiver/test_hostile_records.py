@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from tests.integration.receiver.kafka_bytes import record_batch, send
 
 
-def test_headers_that_the_client_cannot_read_cost_their_record_the_headers_and_nothing_else(rig: Any) -> None:
+def test_unreadable_headers_cost_their_record_the_headers_alone(rig: Any) -> None:
     """A header's name is any bytes to Kafka; the client fails at what is no UTF-8."""
     rig.create(partitions=1)
     good = [(b"name", b"content")]
@@ -51,7 +51,7 @@ def test_a_timestamp_that_is_none_or_beyond_all_time_is_kept(rig: Any, timestamp
     assert found[0] == timestamp_ms
 
 
-def test_a_record_larger_than_every_bound_of_a_fetch_delays_no_other_record(rig: Any) -> None:
+def test_a_record_larger_than_every_fetch_bound_delays_no_other(rig: Any) -> None:
     """Kafka sends at least one record however large; a client that refuses it drops the connection for all."""
     size = 66_000_000
     rig.create(partitions=2, max_message_bytes="80000000")

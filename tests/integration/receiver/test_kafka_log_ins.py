@@ -145,7 +145,7 @@ def test_each_log_in_receives_reads_again_and_is_named(way: str, secure: SecureK
     ]
 
 
-def test_a_token_is_renewed_before_it_ends_and_the_receiver_goes_on(secure: SecureKafka, log_in: Any) -> None:
+def test_a_token_is_renewed_in_time_and_the_receiver_goes_on(secure: SecureKafka, log_in: Any) -> None:
     secure.tokens.life_seconds = 6
     rig = log_in(connection_of(secure, "callback"))
     rig.produce(10)
@@ -220,7 +220,7 @@ def transaction_of(rig: Any, folder: Path) -> BatchTransaction:
     )
 
 
-def test_a_log_in_that_is_refused_while_ranges_are_read_ends_within_seconds(secure: SecureKafka, log_in: Any) -> None:
+def test_a_log_in_refused_while_reading_ranges_ends_in_seconds(secure: SecureKafka, log_in: Any) -> None:
     forgers[:] = [secure]
     rig = log_in(secure.by_callback(FORGED))
     rig.produce(3)
@@ -304,7 +304,7 @@ def test_the_rights_that_are_missing_are_named(
     assert answers[f"output copy, rights on group {group}"].error == "The principal may not DELETE."
 
 
-def test_entra_is_asked_for_a_token_as_its_client_credentials_want_it(secure: SecureKafka, log_in: Any) -> None:
+def test_entra_is_asked_for_a_token_by_client_credentials(secure: SecureKafka, log_in: Any) -> None:
     # The connection of docs/guides/kafka-log-ins.md for Azure Event Hubs, with the addresses of this test.
     secure.tokens.asked.clear()
     scope = "https://flights.servicebus.windows.net/.default"

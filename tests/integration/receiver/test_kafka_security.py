@@ -36,9 +36,7 @@ def stream_of(rig: Any) -> Stream:
     return plain.model_copy(update={"inputs": (source,), "outputs": (ConsoleOutput(id="console"),)})
 
 
-def test_records_are_received_over_tls_and_the_secrets_stay_in_the_connection(
-    rig: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records_arrive_over_tls_and_secrets_stay_in_connections(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     rig.produce(100)
     rig.begin(stream_of(rig))
@@ -53,7 +51,7 @@ def test_records_are_received_over_tls_and_the_secrets_stay_in_the_connection(
     assert PASSWORD not in rig.stream.to_json()
 
 
-def test_a_right_that_is_withdrawn_and_given_again_costs_no_record(rig: Any, secure: SecureKafka) -> None:
+def test_a_right_withdrawn_and_given_again_costs_no_record(rig: Any, secure: SecureKafka) -> None:
     rig.produce(100)
     rig.begin(stream_of(rig))
     rig.await_positions({(rig.topic, 0): 100, (rig.topic, 1): 0})
@@ -87,7 +85,7 @@ def asked(rig: Any) -> str:
     ],
     ids=["password", "certificate", "protocol"],
 )
-def test_a_connection_that_kafka_refuses_is_named_without_its_secret(
+def test_a_refused_connection_is_named_without_its_secret(
     rig: Any, secure: SecureKafka, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], told: str
 ) -> None:
     monkeypatch.setenv(variable_name(CONNECTION), secure.connection(**changes))

@@ -98,7 +98,7 @@ def test_missing_brokers_are_waited_for_and_delay_nothing_else(
     assert rig.offsets() == {(rig.topic, 0): list(range(30)), (rig.topic, 1): list(range(20))}
 
 
-def test_a_partition_that_has_no_leader_yet_does_not_keep_the_others_from_beginning(
+def test_a_partition_without_a_leader_yet_lets_the_others_begin(
     servers: tuple[KafkaServer, Follower], make_rig: Callable[[str], Any]
 ) -> None:
     first, second = servers

@@ -79,7 +79,8 @@ def assert_reported(rig: Any, wanted: list[tuple[str, int, int, int]]) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "retention"])
-def test_what_retention_took_stops_its_partition_and_is_a_gap_where_it_may_be(rig: Any, how: str) -> None:
+def test_what_retention_took_stops_its_partition_or_is_a_gap(rig: Any, how: str) -> None:
+    """By on_lost_offsets: "fail" stops the partition, and "reset" records the gap."""
     rig.create(partitions=2)
     rig.produce(100, timestamp=int(time.time() * 1000))
     rig.begin(rig.define())
@@ -112,7 +113,7 @@ def test_what_retention_took_stops_its_partition_and_is_a_gap_where_it_may_be(ri
     assert rig.offsets() == {(rig.topic, 0): [*range(100), *range(150, 200)], (rig.topic, 1): list(range(10))}
 
 
-def test_a_damaged_batch_fails_its_partition_and_is_a_gap_once_its_records_are_deleted(
+def test_a_damaged_batch_fails_its_partition_until_it_is_deleted(
     rig: Any, server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records around the batch are received; none of its offsets is skipped before a person deletes them."""
@@ -143,7 +144,7 @@ def test_a_damaged_batch_fails_its_partition_and_is_a_gap_once_its_records_are_d
     assert rig.offsets()[rig.topic, 0] == [*range(7), *range(307, 312)]
 
 
-def test_a_batch_that_the_broker_cannot_serve_fails_its_partition_and_is_read_when_it_is_repaired(
+def test_an_unservable_batch_fails_its_partition_until_repaired(
     rig: Any, server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch whose length is damaged: the broker refuses the fetch, and serves nothing after it."""
@@ -173,9 +174,7 @@ def test_a_batch_that_the_broker_cannot_serve_fails_its_partition_and_is_read_wh
 
 
 @pytest.mark.parametrize("regrown", [False, True])
-def test_a_log_that_was_cut_off_fails_its_partition_even_where_it_has_grown_again(
-    rig: Any, server: KafkaServer, regrown: bool
-) -> None:
+def test_a_cut_off_log_fails_its_partition_even_if_grown_again(rig: Any, server: KafkaServer, regrown: bool) -> None:
     """As an unclean election leaves it. Offsets alone would not tell: the same ones belong to other records then."""
     rig.create(partitions=2)
     for number in range(6):
@@ -198,7 +197,7 @@ def test_a_log_that_was_cut_off_fails_its_partition_even_where_it_has_grown_agai
     assert rig.offsets() == {(rig.topic, 0): list(range(6)), (rig.topic, 1): list(range(5))}
 
 
-def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_reported(rig: Any, server: KafkaServer) -> None:
+def test_a_log_cut_off_and_grown_without_a_receiver_is_reported(rig: Any, server: KafkaServer) -> None:
     rig.create(partitions=2)
     for number in range(6):
         rig.produce(1, tag=f"old{number}")
@@ -230,7 +229,7 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_reported
     assert rig.offsets() == {(rig.topic, 0): list(range(25)), (rig.topic, 1): list(range(5))}
 
 
-def test_a_segment_that_is_gone_is_a_gap_and_aborted_transactions_are_none(rig: Any, server: KafkaServer) -> None:
+def test_a_gone_segment_is_a_gap_but_no_aborted_transaction_is(rig: Any, server: KafkaServer) -> None:
     """Kafka passes over both alike, without a word."""
     rig.create(partitions=1, segment_bytes=str(1 << 20))
 

@@ -163,7 +163,8 @@ def test_aborted_transactions_leave_holes_also_at_the_end(rig: Any) -> None:
         replay(loose, whole)
 
 
-def test_a_compacted_topic_is_read_again_until_records_are_gone_which_is_reported(rig: Any) -> None:
+def test_a_compacted_topic_is_read_again_until_records_are_gone(rig: Any) -> None:
+    """Then the error says how many are gone."""
     rig.create(
         partitions=1,
         cleanup_policy="compact",
@@ -191,7 +192,7 @@ def test_a_compacted_topic_is_read_again_until_records_are_gone_which_is_reporte
     assert rig.topic in str(reported.value)
 
 
-def test_what_retention_removed_is_reported_of_all_partitions_before_anything_is_read(rig: Any) -> None:
+def test_gone_ranges_of_all_partitions_are_named_before_reading(rig: Any) -> None:
     rig.create(partitions=3, retention_ms="-1")
     for partition in range(3):
         rig.produce(10, partition=partition, timestamp=1_700_000_000_000)
@@ -211,7 +212,7 @@ def test_what_retention_removed_is_reported_of_all_partitions_before_anything_is
     assert f"{rig.topic}-1" not in text
 
 
-def test_what_is_left_is_replayed_when_only_older_records_are_gone(rig: Any) -> None:
+def test_what_is_left_is_replayed_if_only_older_records_are_gone(rig: Any) -> None:
     rig.create(partitions=1)
     rig.produce(10)
     rig.begin(rig.define())
@@ -272,7 +273,7 @@ def test_a_topic_that_is_gone_or_was_created_again_is_reported(rig: Any) -> None
         list(reader.read(runs))
 
 
-def test_a_broker_that_does_not_answer_is_an_error_in_bounded_time(rig: Any) -> None:
+def test_a_silent_broker_is_an_error_in_bounded_time(rig: Any) -> None:
     rig.create(partitions=1)
     rig.produce(3)
     rig.begin(rig.define())

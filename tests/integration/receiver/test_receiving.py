@@ -211,7 +211,7 @@ def test_holes_of_compaction_are_passed(rig: Any) -> None:
     assert len(offsets) < 21, "no hole was passed"
 
 
-def test_a_topic_that_grows_is_read_from_the_beginning_of_its_new_partitions(rig: Any) -> None:
+def test_a_topics_new_partitions_are_read_from_the_beginning(rig: Any) -> None:
     rig.create(partitions=1)
     rig.produce(10)
     rig.begin(rig.define(starting_offsets="latest"))
@@ -260,7 +260,7 @@ def test_a_topic_created_again_is_another_incarnation(rig: Any) -> None:
     assert [row["value"] for row in rows if row["incarnation"] == 2] == [b"new-%d" % number for number in range(10)]
 
 
-def test_a_topic_created_again_while_no_receiver_ran_is_recognised_by_its_id(rig: Any) -> None:
+def test_a_topic_created_again_unseen_is_recognised_by_its_id(rig: Any) -> None:
     """With fewer partitions, and grown past the old position: by offsets alone it would pass for the old one."""
     rig.create(partitions=2)
     rig.produce(5, tag="old")
@@ -280,7 +280,7 @@ def test_a_topic_created_again_while_no_receiver_ran_is_recognised_by_its_id(rig
     assert len([row for row in rows if row["incarnation"] == 1]) == 10
 
 
-def test_a_topic_that_is_deleted_ends_its_partitions_and_no_others(rig: Any) -> None:
+def test_a_deleted_topic_ends_its_partitions_and_no_others(rig: Any) -> None:
     other = f"{rig.prefix}-other"
     rig.create(partitions=1)
     rig.create(other, 1)
@@ -336,7 +336,7 @@ def test_a_stop_drains_a_receiver_under_load(rig: Any, killable: Any) -> None:
     assert committed(rig) == {0: len(stored)}
 
 
-def test_a_foreign_member_of_the_group_makes_commits_fail_and_nothing_else(rig: Any) -> None:
+def test_a_foreign_group_member_makes_only_commits_fail(rig: Any) -> None:
     rig.create(partitions=1)
     stream = rig.define()
     rogue = Consumer({"bootstrap.servers": rig.bootstrap, "group.id": stream.inputs[0].group, "client.id": "rogue"})

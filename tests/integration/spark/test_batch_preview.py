@@ -76,9 +76,7 @@ def preview(batch: Any, spark: SparkSession, time_ms: int = 10_000, **options: A
     return preview_batch(StreamContext(stream, batch.ledger), time_ms, lambda: spark, **options)
 
 
-def test_a_preview_shows_the_documents_of_a_batch_and_leaves_the_ledger_as_it_is(
-    spark: SparkSession, orders: Make
-) -> None:
+def test_a_preview_shows_documents_and_leaves_the_ledger_alone(spark: SparkSession, orders: Make) -> None:
     batch = orders(outputs=(ElasticsearchOutput(hosts="http://127.0.0.1:1", index="orders"), ConsoleOutput()))
     before = batch.ledger.snapshots.take("clicks")
     shown = preview(batch, spark)
@@ -95,9 +93,7 @@ def test_a_preview_shows_the_documents_of_a_batch_and_leaves_the_ledger_as_it_is
     assert (after.batches, after.outputs, after.newest_attempts) == (before.batches, {}, {})
 
 
-def test_a_preview_by_another_transform_changes_only_the_output_that_is_named(
-    spark: SparkSession, orders: Make
-) -> None:
+def test_a_previews_other_transform_is_for_the_named_output_only(spark: SparkSession, orders: Make) -> None:
     batch = orders(outputs=(ConsoleOutput(id="a"), ConsoleOutput(id="b")))
     both = preview(batch, spark, transform="order_code:dear")
     assert [len(output.rows) for output in both.outputs] == [1, 1]
@@ -109,9 +105,7 @@ def test_a_preview_by_another_transform_changes_only_the_output_that_is_named(
         preview(batch, spark, output_id="c")
 
 
-def test_a_preview_shows_as_many_rows_as_asked_for_and_says_that_there_are_more(
-    spark: SparkSession, orders: Make
-) -> None:
+def test_a_preview_stops_at_its_limit_and_says_if_there_are_more(spark: SparkSession, orders: Make) -> None:
     batch = orders()
     (one,), (both,) = (preview(batch, spark, limit=limit).outputs for limit in (1, 2))
     assert [(len(output.rows), output.more) for output in (one, both)] == [(1, True), (2, False)]
@@ -128,7 +122,7 @@ def test_a_window_is_read_as_an_attempt_reads_it(spark: SparkSession, orders: Ma
     assert window.rows == ({"n": 3, "since": "1970-01-01 00:00:00+00:00"},)
 
 
-def test_a_transform_that_takes_the_state_needs_the_batchs_update_of_it(spark: SparkSession, orders: Make) -> None:
+def test_a_transform_with_the_state_needs_its_batchs_update(spark: SparkSession, orders: Make) -> None:
     from headrace.spark.state.version import StateMissingError
 
     state = State(keys=("k",), fields="k STRING", update="order_code:update")
@@ -140,9 +134,7 @@ def test_a_transform_that_takes_the_state_needs_the_batchs_update_of_it(spark: S
     assert sorted(row["k"] for row in output.rows) == ["key-0", "key-1"]
 
 
-def test_a_batch_without_records_writes_nothing_and_one_that_is_not_there_is_refused(
-    spark: SparkSession, orders: Make
-) -> None:
+def test_an_empty_batch_writes_nothing_and_a_missing_one_refused(spark: SparkSession, orders: Make) -> None:
     batch = orders(outputs=ElasticsearchOutput(hosts="http://127.0.0.1:1", index="orders"))
     batch.allocate()
     assert preview(batch, spark, 20_000).outputs[0].skipped == "the batch has no records"
@@ -224,7 +216,7 @@ def test_an_existing_file_is_replaced_only_on_request(spark: SparkSession, order
     assert parquet.read_metadata(path).num_rows == 3
 
 
-def test_the_exported_file_and_its_folder_may_have_names_with_characters_that_a_url_encodes(
+def test_an_exports_path_may_have_characters_that_a_url_encodes(
     spark: SparkSession, orders: Make, tmp_path: Path
 ) -> None:
     folder = tmp_path / "orders: a + b%20#1?"

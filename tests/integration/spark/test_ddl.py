@@ -23,7 +23,7 @@ def columns(text: str) -> StructType | None:
     return None
 
 
-def test_spark_takes_and_refuses_the_texts_that_our_parser_is_tested_by(spark: SparkSession) -> None:
+def test_spark_and_our_parser_take_and_refuse_the_same_texts(spark: SparkSession) -> None:
     assert [text for text in TAKEN if columns(text) is None] == []
     assert [text for text in REFUSED if columns(text) is not None] == []
 

@@ -45,7 +45,7 @@ def test_utf8_becomes_text_and_other_bytes_are_kept_whole(
     assert bad[1].key == b"key-1"
 
 
-def test_json_becomes_a_struct_and_what_does_not_fit_is_kept_whole(
+def test_json_becomes_a_struct_and_what_does_not_fit_stays_whole(
     spark: SparkSession, written_log: Any, make_records: Records
 ) -> None:
     values: dict[bytes | None, Any] = {
@@ -116,7 +116,7 @@ def no_query() -> int:
     ],
     ids=["all", "a field", "a condition", "a join with itself", "a union with itself", "an aggregate", "persisted"],
 )
-def test_a_query_that_reads_all_records_counts_the_undecodable_ones(
+def test_a_query_of_all_records_counts_the_undecodable_ones(
     spark: SparkSession, written_log: Any, make_records: Records, query: Callable[[DataFrame], DataFrame]
 ) -> None:
     views = decoded(spark, written_log, make_records(VALUES), value_decoder=FIELDS)

@@ -107,7 +107,8 @@ def test_at_least_once_reads_again_what_a_power_failure_took(rig: Rig, spark: Sp
     assert rig.ledger.gaps.page("air") == []
 
 
-def test_at_most_once_counts_what_a_power_failure_took_and_doubles_nothing(rig: Rig, spark: SparkSession) -> None:
+def test_at_most_once_counts_what_a_power_failure_took_as_gaps(rig: Rig, spark: SparkSession) -> None:
+    """Each lost offset is in one gap, and no record is doubled."""
     lose_power(rig, "at_most_once")
     offsets, sources = read(rig, spark)
     gaps = rig.ledger.gaps.page("air")

@@ -132,7 +132,7 @@ def orders(count: int, *, cents: int = 100, **more: Any) -> list[dict[str, Any]]
     return [{"item": "cup", "cents": cents, "pieces": number, **more} for number in range(count)]
 
 
-def test_the_readmes_transform_loses_nothing_when_a_topic_is_created_again(make_shop: Any) -> None:
+def test_the_readme_transform_loses_nothing_of_a_recreated_topic(make_shop: Any) -> None:
     """It drops the incarnation. The topic is created again in the middle of a batch, which has its offsets twice."""
     shop = make_shop("with_total")
     shop.add(*orders(10))
@@ -150,7 +150,8 @@ def test_the_readmes_transform_loses_nothing_when_a_topic_is_created_again(make_
     assert shop.run(20_000)["repeated"] == 30
 
 
-def test_topics_of_one_name_on_two_clusters_are_refused_where_the_rows_do_not_say_which(make_shop: Any) -> None:
+def test_one_topic_name_on_two_clusters_needs_the_incarnation(make_shop: Any) -> None:
+    """Without it, rows do not say which cluster they are from, and are refused."""
     shop = make_shop("east_and_west", inputs=("east", "west"))
     shop.add(*orders(10), input_id="east")
     shop.add(*orders(5), input_id="west", incarnation=2)

@@ -115,7 +115,7 @@ def records(spark: SparkSession, written_log: Any, make_records: Records) -> Cal
     return read
 
 
-def test_records_become_documents_once_however_often_they_are_written(index: Index, records: Any) -> None:
+def test_records_become_documents_once_however_often_written(index: Index, records: Any) -> None:
     df, _ = records(*(json.dumps({"n": n}).encode() for n in range(500)))
     first = index.write(df)
     before = index.state()
@@ -139,7 +139,7 @@ def test_dead_letters_have_all_fields(index: Index, records: Any) -> None:
     assert counts.dead_letter_reasons == {"malformed_document": 2, "tombstone": 1}
 
 
-def test_a_transformed_rows_dead_letter_has_the_record_of_the_log(index: Index, records: Any) -> None:
+def test_a_transformed_rows_dead_letter_has_the_logs_record(index: Index, records: Any) -> None:
     index.ask("PUT", f"/{index.name}", {"mappings": {"properties": {"word": {"type": "long"}}}})
     df, manifest = records(b"one", b"2", b"three")
     words = df.selectExpr("topic", "partition", "offset", "incarnation", "upper(cast(value as string)) AS word")
@@ -171,7 +171,7 @@ def test_keys_hold_their_latest_value(spark: SparkSession, index: Index) -> None
 
 
 @pytest.mark.parametrize("way", ["blocks", "blocks read again", "rows", "rows read again"])
-def test_a_key_that_its_batch_deletes_does_not_come_back_with_an_older_value_of_a_slower_task(
+def test_a_deleted_key_does_not_come_back_by_a_slower_task(
     spark: SparkSession, index: Index, written_log: Any, make_records: Records, way: str
 ) -> None:
     """The first task has the deletions. The second gets older values of the keys when Elasticsearch has forgotten
@@ -301,7 +301,7 @@ def test_no_rows_are_reported_as_none(spark: SparkSession, index: Index, tmp_pat
         ({"connection": "nowhere", "hosts": ()}, ConnectionNotFoundError, "'nowhere' is not known"),
     ],
 )
-def test_options_that_cannot_work_are_refused_before_the_first_row(
+def test_impossible_options_are_refused_before_the_first_row(
     spark: SparkSession, index: Index, fields: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     output = index.output()

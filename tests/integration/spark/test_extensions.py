@@ -72,7 +72,7 @@ def run(batch: BatchLedger, time_ms: int, path: Path | None, *more: str) -> subp
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_decoder_and_an_output_of_other_packages_run_in_a_batch(batch: BatchLedger, installed: Path) -> None:
+def test_other_packages_decoder_and_output_run_in_a_batch(batch: BatchLedger, installed: Path) -> None:
     batch.add(records([b"AA,1", b"BB", b'"C, C",2', None]))
     time_ms = batch.allocate()
     done = run(batch, time_ms, installed)
@@ -85,7 +85,7 @@ def test_a_decoder_and_an_output_of_other_packages_run_in_a_batch(batch: BatchLe
     assert values == [(0, {"carrier": "AA", "flight": "1"}), (2, {"carrier": "C, C", "flight": "2"}), (3, None)]
 
 
-def test_an_environment_without_the_packages_names_what_is_missing(batch: BatchLedger) -> None:
+def test_an_environment_names_the_extensions_that_it_lacks(batch: BatchLedger) -> None:
     batch.add(records([b"AA,1"]))
     done = run(batch, batch.allocate(), None)
     assert done.returncode == 1
@@ -238,7 +238,7 @@ class Writer:
 """
 
 
-def test_an_output_that_writes_a_repeated_batch_twice_does_not_keep_the_contract(
+def test_an_output_that_doubles_a_repeat_breaks_the_contract(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "house_append.py").write_text(STRANGER)
@@ -304,7 +304,7 @@ class FailingWriter:
     ("how", "failure"),
     [("mapInArrow", "passing"), ("foreachPartition", "passing"), ("wrapped", "passing"), ("refused", "code")],
 )
-def test_an_extensions_error_in_a_task_is_of_the_kind_that_its_class_declares(
+def test_an_extensions_error_in_a_task_keeps_its_declared_kind(
     make_batch_ledger: Callable[..., BatchLedger], spark: Any, how: Any, failure: str
 ) -> None:
     batch = make_batch_ledger(outputs=FailingOutput(how=how))
@@ -342,7 +342,7 @@ class RecordingWriter:
         }
 
 
-def test_a_run_in_a_test_gives_the_writer_what_an_attempt_gives_it(
+def test_a_run_in_a_test_gives_the_writer_what_an_attempt_gives(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = KafkaInput(bootstrap_servers="x:1", topics="clicks", value_decoder=Utf8Decoder())

@@ -204,9 +204,8 @@ def test_multiple_failures_with_map(index: Index, make: Make, tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_an_old_attempt_that_still_writes_beside_the_new_one_changes_nothing_and_cannot_report_success(
-    index: Index, make: Make, tmp_path: Path
-) -> None:
+def test_an_old_attempt_that_still_writes_changes_nothing(index: Index, make: Make, tmp_path: Path) -> None:
+    """It writes beside the new attempt, and cannot report success."""
     runs = make("waiting", outputs=index.output(bulk_actions=5))
     time_ms = runs.allocate([b"{}"] * 60)
     # Its lease is long, so that it notices nothing before its end.
@@ -236,7 +235,7 @@ def test_an_old_attempt_that_still_writes_beside_the_new_one_changes_nothing_and
 
 
 @pytest.mark.parametrize("with_batch_time", [True, False])
-def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
+def test_aggregate_batches_run_again_out_of_order_change_nothing(
     index: Index, make: Make, with_batch_time: bool
 ) -> None:
     lines = KafkaInput(bootstrap_servers="localhost:9", topics="clicks", value_decoder=Utf8Decoder())
@@ -257,7 +256,7 @@ def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
     assert index.documents() == before
 
 
-def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: Index, tmp_path: Path) -> None:
+def test_an_index_created_again_during_a_write_fails_the_batch(index: Index, tmp_path: Path) -> None:
     """Elasticsearch makes a deleted index again at the next write, without what it held."""
     report = f"file://{tmp_path}/report.json"
     output = index.output()
@@ -300,9 +299,7 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_records_are_the_same_kept_by_spark_and_read_from_the_log_with_encryption_on(
-    written_log: Any, make_records: Records
-) -> None:
+def test_records_kept_encrypted_are_those_read_from_the_log(written_log: Any, make_records: Records) -> None:
     """What Spark keeps and shuffles is encrypted by ``spark.io.encryption.enabled``; the log is read as ever."""
     values = [b"value %03d" % number for number in range(200)]
     written_log.add(make_records(values[:100]))

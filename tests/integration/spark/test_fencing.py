@@ -61,7 +61,7 @@ def suspend_past_lease(application: Any, pid: int, over: Callable[[], bool]) -> 
     application.until("the end of its lease", over)
 
 
-def test_of_two_jobs_started_at_once_one_runs_and_the_other_says_who_holds_the_lease(application: Any) -> None:
+def test_one_of_two_jobs_at_once_ends_and_names_the_lease_holder(application: Any) -> None:
     both = [application.start_job(name=f"job-{number}", lease_ms=JOB_LEASE_MS) for number in range(2)]
     application.until("the end of one", lambda: any(process.poll() is not None for process in both))
     (lost,) = [number for number, process in enumerate(both) if process.poll() is not None]
@@ -75,7 +75,7 @@ def test_of_two_jobs_started_at_once_one_runs_and_the_other_says_who_holds_the_l
     assert "Traceback" not in reported
 
 
-def test_a_batchs_driver_that_was_suspended_past_its_lease_cannot_report_success(application: Any) -> None:
+def test_a_batchs_driver_past_its_lease_cannot_report_success(application: Any) -> None:
     folder: Path = application.folder
     application.produce("one", "two")
     time_ms = application.allocate_next()
@@ -102,7 +102,7 @@ def test_a_batchs_driver_that_was_suspended_past_its_lease_cannot_report_success
     assert (completed.state, completed.attempt) == (BatchState.COMPLETED, 2)
 
 
-def test_a_jobs_driver_that_was_suspended_past_its_lease_gives_way_to_the_next(application: Any) -> None:
+def test_a_jobs_driver_past_its_lease_gives_way_to_the_next(application: Any) -> None:
     zombie = next(process for process in application.processes if process.poll() is None)
     before = application.job()
     family = psutil.Process(zombie.pid).children(recursive=True)

@@ -74,7 +74,7 @@ def make_batch(tmp_path: Path) -> Iterator[Callable[..., WrittenBatch]]:
         sys.path.remove(str(module.parent))
 
 
-def test_the_functions_module_reaches_executors_and_its_counts_are_recorded(
+def test_a_functions_module_is_on_executors_and_counts_are_kept(
     spark: SparkSession, make_batch: Callable[..., WrittenBatch]
 ) -> None:
     batch = replace(make_batch(), undecodable=lambda: {"records": spark.range(3)})

@@ -174,7 +174,7 @@ def test_the_batches_of_a_task_are_read_with_one_consumer(received: Received, mo
     assert len(opened) == len(closed) == 1 + len(of_blocks)
 
 
-def test_after_an_error_the_next_batch_of_a_task_gets_another_consumer(
+def test_a_tasks_next_batch_after_an_error_has_another_consumer(
     received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received.expire(0, 50)
@@ -216,9 +216,7 @@ def test_a_batch_from_kafka_is_indexed_by_tasks_that_read_it(
     assert again.repeated == first.indexed > 0, "the documents have the same ids and versions"
 
 
-def test_several_batches_are_one_scan_and_one_of_them_twice_is_read_once_or_refused(
-    spark: SparkSession, received: Received
-) -> None:
+def test_several_batches_are_one_scan_and_an_overlap_is_refused(spark: SparkSession, received: Received) -> None:
     blocks = received.manifest.inputs["records"]
     assert len(blocks) > 1
     uris = [
@@ -285,7 +283,7 @@ def test_wrong_options_are_refused_with_their_names(spark: SparkSession, options
         from_kafka(spark, source, **options).count()
 
 
-def test_dead_letters_find_the_same_record_in_kafka_as_in_the_log(received: Received) -> None:
+def test_dead_letters_find_the_same_record_in_kafka_and_the_log(received: Received) -> None:
     log = ManifestOriginalRecords(received.manifest.uri)
     clients = KafkaOriginalRecords.clients_of([received.source])
     with KafkaOriginalRecords(received.manifest.uri, clients) as again:

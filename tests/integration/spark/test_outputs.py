@@ -132,7 +132,7 @@ def test_each_output_has_its_own_transform(spark: SparkSession, make: Make) -> N
     assert result.state == "completed"
 
 
-def test_an_attempt_runs_its_outputs_and_the_batch_waits_for_the_others(spark: SparkSession, make: Make) -> None:
+def test_an_attempt_runs_its_outputs_and_its_batch_awaits_others(spark: SparkSession, make: Make) -> None:
     batch = make(first="upper", second="lower")
     reported: list[str] = []
     result, rows = run(spark, batch, "second", report=reported.append)
@@ -175,7 +175,7 @@ def test_all_that_failed_are_named(spark: SparkSession, make: Make) -> None:
     assert error.startswith("first: ValueError: this value is wrong (")
 
 
-def test_a_shared_transform_is_computed_once_and_its_frame_is_released(
+def test_a_shared_transform_is_computed_once_and_then_released(
     spark: SparkSession, make: Make, code: str, tmp_path: Path
 ) -> None:
     folders = [tmp_path / name for name in ("first", "second")]
@@ -271,9 +271,7 @@ def test_the_state_comes_first_and_its_table_reaches_the_outputs(spark: SparkSes
     assert result.outputs["state"]["rows"] == 2
 
 
-def test_without_the_state_outputs_that_take_it_fail_and_the_others_do_not(
-    spark: SparkSession, make: Make, code: str
-) -> None:
+def test_only_outputs_that_take_the_state_fail_without_it(spark: SparkSession, make: Make, code: str) -> None:
     declared = STATE.model_copy(update={"update": f"{code}:refuses"})
     batch = make(table="counted", plain="upper", more={"state": declared})
     with pytest.raises(AttemptFailedError, match=r"state: KeyError.*; table: .*update failed.*; done: plain"):
@@ -283,7 +281,7 @@ def test_without_the_state_outputs_that_take_it_fail_and_the_others_do_not(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_processes_at_two_outputs_of_a_batch_share_the_warm_application(
+def test_two_outputs_processes_share_the_warm_application(
     receiver_application: Callable[..., Any], tmp_path: Path, code: str
 ) -> None:
     """As mapped tasks of Airflow run them: neither ends the other's session, jobs or report."""

@@ -163,7 +163,7 @@ print("registered")
 """
 
 
-def test_threads_of_one_session_register_a_data_source_at_the_same_time(server: ConnectServer) -> None:
+def test_threads_of_one_session_register_a_data_source_at_once(server: ConnectServer) -> None:
     assert server.run(REGISTER_AT_ONCE).stdout.splitlines()[-1] == "registered"
 
 
@@ -215,7 +215,7 @@ for function in functions:
 """
 
 
-def test_the_class_of_an_extensions_error_in_a_task_counts_over_connect(server: ConnectServer, tmp_path: Path) -> None:
+def test_an_extension_errors_class_in_a_task_counts_over_connect(server: ConnectServer, tmp_path: Path) -> None:
     (tmp_path / "house.py").write_text(HOUSE)
     busy, wrapped, refused = server.run(FAIL, str(tmp_path)).stdout.splitlines()[-3:]
     assert busy == "passing house.TargetBusyError: the target is away"
@@ -387,7 +387,7 @@ def digest(index: Index) -> str:
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_range_goes_on_and_leaves_the_documents_of_single_batches(
+def test_a_killed_range_goes_on_to_the_single_batches_documents(
     server: ConnectServer, elasticsearch: str, make_batch_ledger: Callable[..., BatchLedger], tmp_path: Path
 ) -> None:
     single = Index(elasticsearch, tmp_path)

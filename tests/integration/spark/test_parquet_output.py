@@ -156,7 +156,7 @@ def test_a_replaced_attempt_gets_an_error_and_changes_no_file(spark: SparkSessio
     assert files(path) == before
 
 
-def test_columns_that_no_file_can_have_are_refused_before_spark_works(spark: SparkSession, write: Write) -> None:
+def test_columns_no_file_can_have_are_refused_before_spark_works(spark: SparkSession, write: Write) -> None:
     with pytest.raises(OutputRowsError, match="'batch_time', which is the name of the batch's folder"):
         write(spark.sql("SELECT 1 AS batch_time"))
 

@@ -129,7 +129,7 @@ def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
     assert "has completed by attempt 1" in again.stderr
 
 
-def test_spark_describes_its_jobs_by_stream_batch_time_and_output(application: Any) -> None:
+def test_spark_names_its_jobs_by_stream_batch_time_and_output(application: Any) -> None:
     application.produce("named")
     time_ms = application.allocate_next()
     assert application.run_batch(time_ms).returncode == 0

@@ -173,9 +173,7 @@ def test_only_the_batches_of_the_range_are_compared(orders: Make, diff: Callable
     assert (later.batches, later.records, later.outputs[0].changed) == (1, 2, 1)
 
 
-def test_an_id_that_recurs_counts_as_it_is_at_the_end_of_the_range(
-    orders: Make, diff: Callable[..., ReplayDiff]
-) -> None:
+def test_an_id_that_recurs_counts_as_at_the_end_of_the_range(orders: Make, diff: Callable[..., ReplayDiff]) -> None:
     output = OUTPUT.model_copy(update={"document_ids": ColumnIds(columns=("item",), with_batch_time=False)})
     batch = orders(outputs=output, transform="order_code:by_item")
     (found,) = diff(batch, "order_code:by_item_doubled").outputs
@@ -223,9 +221,7 @@ def test_ids_that_collide_in_a_batch_are_counted_and_shown(orders: Make, diff: C
     assert re.findall(r"after +all +(\S+) +2", printed.stdout) == ["1970-01-01T00:00:10Z"], printed.stdout
 
 
-def test_a_dead_letter_collides_with_a_document_of_the_same_record(
-    orders: Make, diff: Callable[..., ReplayDiff]
-) -> None:
+def test_a_dead_letter_collides_with_its_records_document(orders: Make, diff: Callable[..., ReplayDiff]) -> None:
     (found,) = diff(orders(), "order_code:rejected_twice").outputs
     assert (found.rejected_after, found.same) == (4, 4)
     assert (found.collisions_before.number, found.collisions_after.number) == (0, 4)
@@ -277,9 +273,7 @@ def test_a_stream_without_an_index_has_no_documents(orders: Make, diff: Callable
         diff(orders(outputs=ConsoleOutput()), "order_code:corrected")
 
 
-def test_the_command_prints_a_table_and_json_with_as_many_examples_as_asked_for(
-    spark: SparkSession, orders: Make
-) -> None:
+def test_the_command_prints_table_and_json_with_limited_examples(spark: SparkSession, orders: Make) -> None:
     batch = orders()
     given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:corrected"]
     given += ["--ledger", batch.stream.ledger]

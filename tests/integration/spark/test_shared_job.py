@@ -243,7 +243,7 @@ def test_all_streams_come_back_after_their_process_was_killed(shared: SharedStre
     until("the end of the killed one's JVM and workers", lambda: not any(map(is_alive, family)))
 
 
-def test_the_process_ends_when_it_has_no_stream_and_makes_room_for_other_settings(shared: SharedStreams) -> None:
+def test_a_process_without_a_stream_ends_for_other_settings(shared: SharedStreams) -> None:
     names = ("clicks", "orders", "visits")
     for name in names:
         shared.ledger.jobs.request_stop(name, "a test")

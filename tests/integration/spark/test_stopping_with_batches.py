@@ -51,9 +51,10 @@ print("sent", flush=True)
 """
 
 
-def test_an_older_job_is_replaced_and_all_its_processes_end_though_queries_and_sessions_do_not(
+def test_a_replaced_jobs_processes_end_though_its_queries_do_not(
     receiver_application: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An older job is replaced; neither its queries nor its sessions end by themselves."""
     application = receiver_application()
     stream = application.stream
     monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", application.environment()["HEADRACE_SECRET_KEY"])

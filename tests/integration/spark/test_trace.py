@@ -116,9 +116,7 @@ def test_a_document_is_traced_by_its_record_and_by_its_id(traced: Traced) -> Non
 
 
 @pytest.mark.parametrize(("offset", "reason"), [(1, "many"), (3, "no JSON object")])
-def test_a_refused_record_is_traced_to_its_dead_letter_with_the_reason(
-    traced: Traced, offset: int, reason: str
-) -> None:
+def test_a_refused_record_is_traced_to_its_dead_letters_reason(traced: Traced, offset: int, reason: str) -> None:
     (output,) = traced.record(offset)["outputs"]
     assert output["outcome"] == "dead_letter"
     (letter,) = output["letters"]

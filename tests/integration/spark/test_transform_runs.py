@@ -213,7 +213,7 @@ def elasticsearch(**fields: Any) -> ElasticsearchOutput:
     return ElasticsearchOutput(hosts="http://127.0.0.1:1", index="clicks", **fields)
 
 
-def test_without_a_transform_a_document_is_the_value_and_junk_is_rejected(spark: SparkSession, of_code: Any) -> None:
+def test_a_value_without_a_transform_is_the_document_or_rejected(spark: SparkSession, of_code: Any) -> None:
     stream = of_code(None, outputs=elasticsearch())
     good, junk, nothing = run_transform(stream, ['{"n":  1}', "junk", None], spark=spark).documents()
     assert (good.id, good.document, good.record) == ("clicks+0+0", '{"n":  1}', ("clicks", 0, 0))
@@ -221,7 +221,7 @@ def test_without_a_transform_a_document_is_the_value_and_junk_is_rejected(spark:
     assert nothing.rejected is not None and nothing.rejected.type == "tombstone"
 
 
-def test_documents_by_key_have_the_offset_as_version_and_a_null_deletes(spark: SparkSession, of_code: Any) -> None:
+def test_documents_by_key_have_offset_versions_and_null_deletes(spark: SparkSession, of_code: Any) -> None:
     stream = of_code(None, outputs=elasticsearch(document_ids=KeyIds()))
     records = [KafkaRecord('{"n":1}', key="cup", offset=7), KafkaRecord(None, key="cup", offset=9)]
     documents = run_transform(stream, records, spark=spark).documents()
@@ -274,7 +274,7 @@ def test_a_field_is_not_taken_for_the_records_own_by_its_name(
     assert documents_of(spark, of_code, "flat", fields, value) == [("clicks+0+0", value)]
 
 
-def test_a_value_is_the_document_beside_the_records_own_columns_only(spark: SparkSession, of_code: Any) -> None:
+def test_a_value_is_the_document_only_beside_the_records_columns(spark: SparkSession, of_code: Any) -> None:
     value = {"a": 1, "b": 2}
     (alone,) = documents_of(spark, of_code, "struct_alone", "a INT, b INT", value)
     (beside,) = documents_of(spark, of_code, "seen", "a INT, b INT", value)
@@ -302,9 +302,7 @@ def test_a_field_with_a_reserved_name_is_refused_by_its_name(
         documents_of(spark, of_code, function, f"{field} STRING", {field: "x"})
 
 
-def test_fields_that_are_named_like_a_position_stay_in_documents_with_ids_of_their_own(
-    spark: SparkSession, of_code: Any
-) -> None:
+def test_documents_of_own_ids_keep_fields_named_like_a_position(spark: SparkSession, of_code: Any) -> None:
     value = {"topic": "audit", "partition": 1, "offset": 5}
     ids = ColumnIds(columns=("topic", "offset"), with_batch_time=False)
     found = documents_of(

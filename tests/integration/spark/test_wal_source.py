@@ -81,7 +81,7 @@ def test_an_empty_batch_is_an_empty_frame_with_the_schema(spark: SparkSession, w
     assert frame.count() == 0
 
 
-def test_inputs_are_kept_apart_and_an_input_without_blocks_is_empty(
+def test_inputs_are_kept_apart_and_one_without_blocks_is_empty(
     spark: SparkSession, written_log: Any, make_records: Records
 ) -> None:
     written_log.add(make_records([b"a"]), input_id="left")

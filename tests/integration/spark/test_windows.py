@@ -197,9 +197,7 @@ def test_reduce_by_key_and_window(
     assert stream(outputs=window(code, "reduce", length, slide)).windows(spark, batches) == list(expected)
 
 
-def test_reduce_by_key_and_window_with_inverse_function_and_with_a_filter(
-    spark: SparkSession, stream: Make, code: str
-) -> None:
+def test_reduce_by_key_and_window_with_inverse_and_with_filter(spark: SparkSession, stream: Make, code: str) -> None:
     """Both big tests: what came is added to the state, and what left the window subtracted, so a batch reads two."""
     state = State(update=f"{code}:add_and_subtract", fields="k STRING, v BIGINT", keys="k", window="2 s")
     outputs = [ConsoleOutput(id=name, transform=f"{code}:{name}") for name in ("table", "without_zeros")]
@@ -280,7 +278,7 @@ def test_an_empty_batch_runs_while_its_window_holds_records(spark: SparkSession,
     assert printed == [1, 1, 0]
 
 
-def test_undecodable_records_are_dead_lettered_once_and_not_in_every_window(
+def test_undecodable_records_are_dead_lettered_in_one_window(
     spark: SparkSession, stream: Make, elasticsearch: str
 ) -> None:
     index = f"windows-{uuid.uuid4().hex}"
@@ -299,7 +297,7 @@ def test_undecodable_records_are_dead_lettered_once_and_not_in_every_window(
     assert ask(elasticsearch, "GET", f"{index}/_count")["count"] == 3
 
 
-def test_a_record_that_is_refused_is_in_its_dead_letter_in_later_windows_too(
+def test_a_refused_record_is_in_its_dead_letter_in_later_windows(
     spark: SparkSession, stream: Make, elasticsearch: str, code: str
 ) -> None:
     index = f"windows-{uuid.uuid4().hex}"

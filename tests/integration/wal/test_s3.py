@@ -87,7 +87,7 @@ def test_an_object_is_created_once_also_where_the_answer_is_lost(proxy: LosingPr
     assert storage.read("manifest") == b"first"
 
 
-def test_a_block_whose_every_answer_is_lost_is_undecided_and_written_anew(proxy: LosingProxy, tmp_path: Path) -> None:
+def test_a_block_without_answers_is_undecided_and_written_anew(proxy: LosingProxy, tmp_path: Path) -> None:
     storage = open_storage(f"s3://bucket/{tmp_path.name}")
     writer = WriteAheadLogWriter(storage, "log", RECEIVER, 1)
     first, ranges = make_block([b"x"])

@@ -112,7 +112,7 @@ def log_reads(proxy: LosingProxy) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_a_batch_reads_the_receivers_copies_and_the_log_where_they_are_damaged(
+def test_a_batch_reads_copies_and_the_log_where_they_are_damaged(
     make_setting: Callable[..., Setting], proxy: LosingProxy, tmp_path: Path
 ) -> None:
     setting = make_setting()
@@ -137,7 +137,7 @@ def test_a_batch_reads_the_receivers_copies_and_the_log_where_they_are_damaged(
     assert not copies[1].exists()
 
 
-def test_a_write_that_hangs_fails_at_its_timeout_and_the_block_is_stored_once(
+def test_a_hanging_write_times_out_and_its_block_is_stored_once(
     make_setting: Callable[..., Setting], proxy: LosingProxy, tmp_path: Path
 ) -> None:
     """The first PUT does not reach the server; the second is stored, but its answer does not come."""
@@ -174,7 +174,7 @@ def test_a_write_that_hangs_fails_at_its_timeout_and_the_block_is_stored_once(
     assert not scan.damage
 
 
-def test_a_store_that_stays_silent_ends_the_receiver_with_the_error(
+def test_a_silent_store_ends_the_receiver_with_the_error(
     make_setting: Callable[..., Setting], proxy: LosingProxy
 ) -> None:
     setting = make_setting(Limits(store_timeout="500 ms"))

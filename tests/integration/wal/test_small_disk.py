@@ -90,7 +90,8 @@ def check_script(script: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_full_disk_refuses_blocks_loses_none_and_goes_on_when_there_is_room(folder: Path) -> None:
+def test_a_full_disk_refuses_blocks_until_there_is_room_again(folder: Path) -> None:
+    """No block that was acknowledged is lost."""
     check_script(
         """
 writer = open_writer(1)

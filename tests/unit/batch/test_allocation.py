@@ -71,7 +71,8 @@ def test_allocation_does_not_depend_on_the_order_of_runs(receiving: Receiving) -
     assert take(receiving, T1).batch.records == 2
 
 
-def test_a_time_that_has_come_by_the_ledgers_clock_alone_is_refused(receiving: Receiving) -> None:
+def test_a_time_that_has_come_by_one_clock_alone_is_refused(receiving: Receiving) -> None:
+    """It has come by the ledger's clock, and not by the allocator's own."""
     receiving.store(2)
     host = ManualClock(START_MS)
     receiving.clock.advance(600_000)
@@ -100,7 +101,7 @@ def test_what_is_no_batch_time_or_has_not_come_is_refused(receiving: Receiving, 
         take(receiving, time)
 
 
-def test_nothing_is_allocated_when_the_manifest_cannot_be_written(receiving: Receiving) -> None:
+def test_nothing_is_allocated_if_the_manifest_cannot_be_written(receiving: Receiving) -> None:
     receiving.store(3)
     receiving.clock.advance(10_000)
     folder = receiving.storage.below("shop")
@@ -229,7 +230,7 @@ def test_a_batch_that_takes_nothing_over_has_its_own_time_alone(coalescing: Rece
     assert (taken.batch.records, taken.batch.absorbed) == (10, ())
 
 
-def test_times_before_another_batch_are_left_to_a_batch_of_their_own(coalescing: Receiving) -> None:
+def test_times_before_another_batch_are_left_to_a_batch_for_them(coalescing: Receiving) -> None:
     """With them the ranges of T3 would hold the records of T2."""
     allocate(coalescing.context, T2)
     taken = take_over(coalescing, T3)
@@ -266,7 +267,7 @@ def manifests(receiving: Receiving) -> list[str]:
     return receiving.storage.below("shop").paths("manifests")
 
 
-def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_away(
+def test_an_overtaken_allocator_takes_only_its_own_manifest_away(
     coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate_in_ledger = coalescing.ledger.allocations.allocate
@@ -288,7 +289,7 @@ def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_awa
     assert taken.batch.manifest_uri == f"{coalescing.stream.folder_url}/{left}"
 
 
-def test_a_crash_while_another_allocates_leaves_the_manifest_that_counts(
+def test_a_crash_while_another_allocates_leaves_its_manifest(
     coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate_in_ledger = coalescing.ledger.allocations.allocate
@@ -318,7 +319,7 @@ def test_a_crash_while_another_allocates_leaves_the_manifest_that_counts(
     assert manifest_of(again).records == 30
 
 
-def test_a_time_that_is_absorbed_while_it_is_allocated_leaves_no_manifest(
+def test_a_time_absorbed_while_it_is_allocated_has_no_manifest(
     coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate_in_ledger = coalescing.ledger.allocations.allocate
@@ -334,7 +335,7 @@ def test_a_time_that_is_absorbed_while_it_is_allocated_leaves_no_manifest(
     assert manifest_of(take_over(coalescing, T3)).records == 30
 
 
-def test_what_a_window_reaches_back_to_stays_while_batches_are_caught_up(
+def test_what_a_window_reaches_back_to_stays_during_catching_up(
     receiving: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiving.store(10)
@@ -380,7 +381,7 @@ def run_each(receiving: Receiving, *, seconds: float, batches: int = 6) -> None:
         allocate(receiving.context, ended, takes_over=True)
 
 
-def test_runs_that_are_longer_than_the_interval_are_reported_with_remedies(receiving: Receiving) -> None:
+def test_runs_longer_than_an_interval_are_reported_with_remedies(receiving: Receiving) -> None:
     run_each(receiving, seconds=25)
     report = slow_runs(receiving.ledger, "shop")
     assert report is not None
@@ -392,9 +393,7 @@ def test_runs_that_are_longer_than_the_interval_are_reported_with_remedies(recei
 
 
 @pytest.mark.parametrize(("seconds", "batches"), [(25, 4), (10, 6)], ids=["too few batches", "in time"])
-def test_runs_that_are_shorter_than_the_interval_are_not_reported(
-    receiving: Receiving, seconds: float, batches: int
-) -> None:
+def test_runs_shorter_than_the_interval_are_not_reported(receiving: Receiving, seconds: float, batches: int) -> None:
     run_each(receiving, seconds=seconds, batches=batches)
     assert slow_runs(receiving.ledger, "shop") is None
 

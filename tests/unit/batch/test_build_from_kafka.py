@@ -125,9 +125,10 @@ def test_a_batch_is_what_arrived_in_its_interval(folder: Path, ledger: Ledger) -
     ),
     st.permutations(range(4)),
 )
-def test_built_batches_are_the_running_maximum_and_neither_overlap_nor_leave_holes(
+def test_built_batches_neither_overlap_nor_leave_holes(
     folder: Path, ledger: Ledger, partitions: list[tuple[list[int], int]], order: list[int]
 ) -> None:
+    """Each of them ends at the running maximum."""
     times: dict[int, list[int | None]] = {
         number: [ZERO_MS + shift for shift in shifts] for number, (shifts, _) in enumerate(partitions)
     }
@@ -144,9 +145,8 @@ def test_built_batches_are_the_running_maximum_and_neither_overlap_nor_leave_hol
         assert taken == {time: offsets for time, offsets in wanted.items() if time in built}
 
 
-def test_neighbours_meet_also_after_compaction_took_the_records_by_which_they_were_found(
-    folder: Path, ledger: Ledger
-) -> None:
+def test_neighbours_meet_also_after_a_compaction(folder: Path, ledger: Ledger) -> None:
+    """A compaction took the very records by which the bounds had been found."""
     offsets = FakeOffsets({0: [ago(2), ago(1), ago(1.5), ago(0.5), ZERO_MS]})
     building = Building(folder, ledger, offsets).begin({0: 5})
     assert building.built(ago(1)) == {0: (0, 1)}
@@ -210,9 +210,10 @@ def test_times_after_the_streams_beginning_are_refused(folder: Path, ledger: Led
         ),
     ],
 )
-def test_a_stream_whose_batches_build_on_earlier_ones_gets_none_before_them(
+def test_a_stream_that_builds_on_earlier_batches_gets_none_there(
     folder: Path, ledger: Ledger, fields: dict[str, Any], reported: str
 ) -> None:
+    """No batch is built from Kafka before the stream's own."""
     building = Building(folder, ledger, FakeOffsets({0: [ago(0.5)]})).begin({0: 1})
     building.stream = building.stream.model_copy(update=fields)
     with pytest.raises(BatchBuildError, match=rf"{reported}.*batch_by='timestamp'"):
@@ -229,7 +230,7 @@ def test_a_beginning_that_is_not_known_is_refused(folder: Path, ledger: Ledger) 
         building.build(ZERO_MS)
 
 
-def test_where_retention_may_have_taken_part_it_is_refused_and_said_since_when(folder: Path, ledger: Ledger) -> None:
+def test_what_retention_may_have_taken_is_refused_with_its_time(folder: Path, ledger: Ledger) -> None:
     times: list[int | None] = [ago(3), ago(2), ago(2), ago(1), ago(0.5)]
     offsets = FakeOffsets({0: times, 1: times, 2: times, 3: []})
     building = Building(folder, ledger, offsets).begin({0: 5, 1: 5, 2: 5, 3: 0})

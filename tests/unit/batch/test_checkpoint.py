@@ -127,7 +127,7 @@ def test_a_checkpoint_does_not_grow_with_the_batches(receiving: Receiving) -> No
     assert max(sizes) - min(sizes) < 200
 
 
-def test_a_batch_that_changes_has_a_new_result_in_place_of_the_old(receiving: Receiving) -> None:
+def test_a_changed_batch_has_a_new_result_in_place_of_the_old(receiving: Receiving) -> None:
     folder = receiving.storage.below("shop")
     receiving.clock.advance(10_000)
     take(receiving, T1)
@@ -193,7 +193,7 @@ def behind(receiving: Receiving) -> list[int]:
     return [row.batch_time_ms for row in receiving.ledger.results.behind("shop")]
 
 
-def test_a_batch_writes_its_own_result_and_the_oldest_of_the_others(
+def test_a_batch_writes_its_own_result_and_the_oldest_other_ones(
     receiving: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.batch.results._OTHERS", 3)
@@ -228,7 +228,7 @@ class FailingFolder:
         return getattr(self._storage, name)
 
 
-def test_a_result_that_cannot_be_written_does_not_hold_up_the_others(receiving: Receiving) -> None:
+def test_a_result_that_cannot_be_written_holds_up_no_other(receiving: Receiving) -> None:
     times, context = completed(receiving, 4), receiving.context
     folder = context.storage
     context.storage = FailingFolder(folder, str(times[1]))  # type: ignore[assignment]
@@ -286,9 +286,8 @@ def test_a_result_has_what_each_output_recorded(receiving: Receiving) -> None:
     assert checkpoint.state["runs"] == {}
 
 
-def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_cleanup(
-    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_run_again_waits_for_the_next_checkpoint(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cleanup waits for that checkpoint as well."""
     batches, cleanup = receiving.ledger.batches, receiving.ledger.cleanup
     run: dict[str, Any] = {"holder": "again", "way": "connect", "lease_ms": 60_000, "force": True}
 
@@ -326,7 +325,7 @@ def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_c
     assert clean_up(receiving.context).batches == 1
 
 
-def test_the_last_of_two_checkpoints_in_one_millisecond_is_the_newest(receiving: Receiving) -> None:
+def test_of_two_checkpoints_in_a_millisecond_the_last_is_newest(receiving: Receiving) -> None:
     receiving.clock.advance(20_000)
     take(receiving, T2)
     write_checkpoint(receiving.context, T2)
@@ -352,7 +351,7 @@ def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receivin
 
 
 @pytest.mark.parametrize("version", [2, 4, 0, None, "3"])
-def test_a_checkpoint_of_another_version_is_refused_and_not_passed_over(receiving: Receiving, version: object) -> None:
+def test_a_checkpoint_of_another_version_is_refused_not_skipped(receiving: Receiving, version: object) -> None:
     folder = receiving.context.storage
     receiving.clock.advance(10_000)
     assert write_checkpoint(receiving.context, T1)
@@ -367,7 +366,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_not_passed_over(receivin
 
 
 @pytest.mark.parametrize("name", ["notes.json", "1700000010000-1700000010000.json.tmp", "17-x.json", "temp/1.json"])
-def test_other_files_among_the_checkpoints_are_passed_over_and_stay(receiving: Receiving, name: str) -> None:
+def test_other_files_among_the_checkpoints_are_skipped_and_stay(receiving: Receiving, name: str) -> None:
     folder = receiving.storage.below("shop")
     folder.write_atomically(f"checkpoints/{name}", b"anything")
     for step in range(1, KEEP + 3):

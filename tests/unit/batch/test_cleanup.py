@@ -24,7 +24,7 @@ from headrace.wal.storage import LocalStorage
 from .conftest import START_MS, T1, T2, Receiving, take
 
 
-def test_the_log_goes_when_every_batch_in_the_segment_is_done_with(receiving: Receiving) -> None:
+def test_a_segment_goes_when_all_of_its_batches_are_done_with(receiving: Receiving) -> None:
     receiving.store(3)
     receiving.clock.advance(10_000)
     receiving.store(2)
@@ -78,7 +78,7 @@ def test_events_go_after_a_week(receiving: Receiving) -> None:
     assert [event.kind for event in events.page("shop")] == [EventKind.COMMIT_FAILED]
 
 
-def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving: Receiving) -> None:
+def test_files_of_a_crashed_allocation_go_when_its_batch_does(receiving: Receiving) -> None:
     receiving.clock.advance(10_000)
     folder = receiving.storage.below("shop")
     left = make_manifest(receiving.stream.model_copy(update={"inputs": ()}), T1, [])
@@ -95,7 +95,8 @@ def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving
     Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
 
 
-def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(receiving: Receiving) -> None:
+def test_files_that_killed_writers_left_go_after_a_day(receiving: Receiving) -> None:
+    """They are looked for once an hour."""
     folder = receiving.storage.below("shop")
     manifests = Path(receiving.stream.storage.url.removeprefix("file://"), "shop", "manifests")
 
@@ -134,7 +135,7 @@ def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(recei
     assert clean() == 1
 
 
-def test_a_batch_that_runs_keeps_its_log_while_later_ones_are_done(receiving: Receiving) -> None:
+def test_a_running_batch_keeps_its_log_while_later_ones_are_done(receiving: Receiving) -> None:
     """However long it runs, and also if its process has died."""
     for time_ms in (T1, T2):
         receiving.store(1)
@@ -180,7 +181,7 @@ def test_a_backlog_keeps_its_log_until_it_is_caught_up(receiving: Receiving) -> 
     assert receiving.segments() == []
 
 
-def test_a_segment_that_cannot_be_deleted_goes_with_the_next_cleanup(
+def test_a_segment_that_cannot_be_deleted_goes_the_next_time(
     receiving: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
@@ -284,7 +285,7 @@ def test_a_block_that_was_refused_goes_with_its_file(receiving: Receiving) -> No
     assert sweep(receiving) == 1
 
 
-def test_what_the_ledger_knows_stays_and_so_does_what_is_behind_it(
+def test_segments_the_ledger_knows_and_those_behind_them_stay(
     receiving: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiving.store(1)

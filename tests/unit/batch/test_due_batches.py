@@ -82,7 +82,7 @@ def test_a_batch_that_kills_its_process_each_time_backs_off(world: str, request:
     assert waited[3:5] == [2 * INTERVAL_MS, 4 * INTERVAL_MS]
 
 
-def test_an_interruption_does_not_lengthen_the_pause_of_a_failure(ordered: World) -> None:
+def test_an_interruption_does_not_lengthen_a_failures_pause(ordered: World) -> None:
     first, _ = ordered.times
     for attributes in ({}, {**KILLED, REPAIR: True}, {**KILLED, REPAIR: True}, {REPAIR: True}):
         ordered.fail(first, **attributes)
@@ -116,7 +116,7 @@ def test_in_order_a_batch_waits_for_the_one_before_it(ordered: World) -> None:
     assert NextTries(ordered.ledger, "shop").of(row) == NextTry(event=f"batch {time_text(first)} has completed")
 
 
-def test_an_attempt_that_ended_while_the_clock_was_ahead_does_not_wait_for_it(ordered: World) -> None:
+def test_a_failed_attempt_does_not_wait_for_a_clock_once_ahead(ordered: World) -> None:
     first, _ = ordered.times
     ordered.clock.advance(365 * 86_400_000)
     ordered.fail(first)

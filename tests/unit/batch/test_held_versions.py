@@ -77,25 +77,22 @@ def events(context: StreamContext) -> list[dict[str, Any]]:
     ]
 
 
-def test_newer_versions_that_the_stream_has_received_are_those_of_a_replay(
-    context: StreamContext, kafka: Questions
-) -> None:
+def test_newer_versions_that_were_received_are_those_of_a_replay(context: StreamContext, kafka: Questions) -> None:
     assert check(context, first=49, second=3) is None
     assert kafka.asked == [], "Kafka is asked only where a version is beyond the position"
 
 
-def test_versions_beyond_the_position_may_be_another_readers_of_the_topic(
-    context: StreamContext, kafka: Questions
-) -> None:
+def test_versions_beyond_the_position_may_be_another_readers(context: StreamContext, kafka: Questions) -> None:
     """Kafka Connect wrote the index, and the stream that takes its place starts from the beginning."""
     assert check(context, first=99, second=999) is None
     assert events(context) == []
 
 
 @pytest.mark.parametrize(("held", "partition"), [({"first": 100}, 0), ({"first": 10, "second": 1_000_000}, 1)])
-def test_a_version_at_or_beyond_the_end_of_its_partition_fails_the_batch(
+def test_a_version_beyond_its_partitions_end_fails_the_batch(
     context: StreamContext, kafka: Questions, held: dict[str, int], partition: int
 ) -> None:
+    """A version at the end itself fails it too."""
     with pytest.raises(
         ForeignVersionsError, match=f"partition {partition} of topic 'orders'.*ends at offset"
     ) as refused:
@@ -110,7 +107,7 @@ def test_the_end_is_the_keys_own_partitions(context: StreamContext, kafka: Quest
         check(context, first=500)
 
 
-def test_where_kafka_cannot_be_asked_an_event_and_a_warning_say_so(context: StreamContext, kafka: Questions) -> None:
+def test_an_event_and_a_warning_say_that_kafka_cannot_be_asked(context: StreamContext, kafka: Questions) -> None:
     kafka.ends = None
     warning = check(context, first=500)
     assert warning is not None

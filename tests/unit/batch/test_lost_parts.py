@@ -133,9 +133,7 @@ def test_a_damaged_last_block_is_read_again(receiving: Receiving, rebuild: Rebui
     assert reported(report, "[3, 6) of clicks/clicks-0 is read from Kafka again", "tail")
 
 
-def test_what_is_behind_the_damage_is_read_again_where_reading_stops_there(
-    receiving: Receiving, rebuild: Rebuild
-) -> None:
+def test_what_is_behind_damage_is_read_again_if_reading_stops(receiving: Receiving, rebuild: Rebuild) -> None:
     for records in (1, 2, 3):
         receiving.store(records)
     checkpoint(receiving)
@@ -169,9 +167,8 @@ def test_a_deleted_first_segment_is_a_gap(receiving: Receiving, rebuild: Rebuild
     assert reported(report, "[0, 4) of clicks/clicks-0 is a gap", f"segment {name} is missing")
 
 
-def test_without_a_checkpoint_a_deleted_first_segment_takes_the_beginning_with_it(
-    receiving: Receiving, rebuild: Rebuild
-) -> None:
+def test_a_deleted_first_segment_takes_the_beginning_with_it(receiving: Receiving, rebuild: Rebuild) -> None:
+    """No checkpoint says where the stream began."""
     receiving.store(4)
     receiving.new_segment()
     receiving.store(2)
@@ -244,9 +241,8 @@ def test_a_jump_is_a_gap_unless_the_checkpoint_knows_it(receiving: Receiving, re
     assert position(ledger) == 9
 
 
-def test_blocks_after_damage_that_nothing_proves_accepted_are_read_again_with_it(
-    receiving: Receiving, rebuild: Rebuild
-) -> None:
+def test_unproven_blocks_after_damage_are_read_again_with_it(receiving: Receiving, rebuild: Rebuild) -> None:
+    """Nothing proves that the ledger had accepted the blocks behind the damaged one."""
     for records in (1, 2, 3):
         receiving.store(records)
     break_block(receiving, 1)

@@ -45,7 +45,7 @@ def test_written_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     assert loaded.blocks("views") == loaded.blocks("unknown") == []
 
 
-def test_another_manifest_is_neither_overwritten_nor_taken_for_this_one(tmp_path: Path) -> None:
+def test_another_manifest_is_not_overwritten_nor_taken_for_this(tmp_path: Path) -> None:
     folder = f"{tmp_path}/shop"
     storage = open_storage(folder)
     first, second = manifest(folder, clicks=(block("a", 0),)), manifest(folder, clicks=())
@@ -65,7 +65,7 @@ def test_ranges_are_those_of_the_blocks(tmp_path: Path) -> None:
     assert listed.ranges("unknown") == []
 
 
-def test_a_built_manifest_keeps_its_ranges_and_passes_for_no_other(tmp_path: Path) -> None:
+def test_a_built_manifest_keeps_its_ranges_and_matches_no_other(tmp_path: Path) -> None:
     folder = f"{tmp_path}/shop"
     storage = open_storage(folder)
     empty = manifest(folder, clicks=(), views=())
@@ -84,7 +84,7 @@ def test_a_built_manifest_keeps_its_ranges_and_passes_for_no_other(tmp_path: Pat
     assert Manifest.load(empty.uri) == empty
 
 
-def test_an_input_without_built_ranges_gives_the_same_bytes_as_no_such_input() -> None:
+def test_an_input_without_built_ranges_changes_no_manifest_byte() -> None:
     plain = manifest("/x", clicks=(block("a", 0),))
     assert b"ranges" not in plain.to_bytes()
     assert dataclasses.replace(plain, built={"clicks": ()}).to_bytes() == plain.to_bytes()

@@ -100,7 +100,7 @@ def test_a_backfill_does_a_completed_batch_again_once():
     assert batch.left(is_backfill=True, clear_number=1) == "a b"
 
 
-def test_a_backfill_whose_runs_were_deleted_comes_again_by_the_same_ids():
+def test_a_backfill_may_come_again_by_the_ids_of_deleted_runs():
     batch = Batch().tried("a", "b", run="scheduled").tried("a", "b")
     assert batch.left(is_backfill=True) == ""
     assert batch.left(is_backfill=True, started="tuesday") == "a b"
@@ -121,7 +121,7 @@ def test_a_retry_does_not_repeat_what_it_completed():
     assert batch.left(reprocess=True) == "b"
 
 
-def test_what_a_repair_completed_is_no_work_of_the_batchs_own_run():
+def test_the_batchs_own_run_leaves_what_a_repair_completed():
     batch = Batch().tried("a", state=FAILED).tried("b", state=FAILED).tried("a", "b", run="repair", repair=True)
     assert batch.left() == ""
     assert batch.left(clear_number=1) == ""
@@ -149,7 +149,7 @@ def test_state_is_not_repeated_for_an_outputs_sake():
     assert done.left("state", "a", reprocess=True) == "state a"
 
 
-def test_processors_are_short_where_threads_wait_for_them_and_while_a_range_is_new(
+def test_processors_are_short_also_while_a_range_is_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
@@ -233,7 +233,7 @@ def test_a_batch_that_another_run_holds_is_waited_for(batches: TwoBatches) -> No
     assert isinstance(Driver(batches).begin(first), Attempt), "the other one is silent"
 
 
-def test_an_attempt_that_came_first_in_the_same_moment_is_waited_for(batches: TwoBatches) -> None:
+def test_an_attempt_that_just_came_first_is_waited_for(batches: TwoBatches) -> None:
     first, _ = batches.times
     one, other = Driver(batches, "one").find(first), Driver(batches, "other").find(first)
     assert (one.awaited(), other.awaited()) == (None, None)
@@ -244,7 +244,7 @@ def test_an_attempt_that_came_first_in_the_same_moment_is_waited_for(batches: Tw
     assert not awaited.is_for_slot
 
 
-def test_a_later_try_of_a_run_fences_the_earlier_one_and_is_left_alone_by_it(batches: TwoBatches) -> None:
+def test_a_later_try_fences_the_earlier_one_of_its_run(batches: TwoBatches) -> None:
     first, _ = batches.times
     earlier, later = (Driver(batches, try_number=number) for number in (1, 2))
     assert isinstance(earlier.begin(first), Attempt)

@@ -140,7 +140,7 @@ def findings(ledger: Ledger, name: str = "shop") -> list[Any]:
     return [*report.findings, *report.unchecked, *broken_rules(ledger, name, but=["topic_wrong"])]
 
 
-def test_what_is_older_than_the_history_is_removed_with_its_files(receiving: Receiving) -> None:
+def test_batches_older_than_the_history_go_with_their_files(receiving: Receiving) -> None:
     folder = receiving.storage.below("shop")
     for number in (1, 2, 30):
         folder.write_atomically(f"sent/kafka/orders/an-id/{START_MS + number * INTERVAL_MS}.json", b"{}")
@@ -251,7 +251,7 @@ def test_manifests_and_results_alone_are_enough(receiving: Receiving, tmp_path: 
         assert findings(ledger) == []
 
 
-def test_a_segment_of_removed_batches_that_was_copied_back_does_not_count(receiving: Receiving, tmp_path: Path) -> None:
+def test_a_restored_segment_of_removed_batches_does_not_count(receiving: Receiving, tmp_path: Path) -> None:
     receiving.store(1)
     (path,) = receiving.segments()
     data = receiving.storage.read(path)
@@ -264,7 +264,7 @@ def test_a_segment_of_removed_batches_that_was_copied_back_does_not_count(receiv
 
 
 @pytest.mark.parametrize("ending", ["failed", "killed"])
-def test_an_old_batch_that_was_repeated_without_success_does_not_stop_the_removal(
+def test_an_old_batch_repeated_in_vain_does_not_stop_the_removal(
     receiving: Receiving, tmp_path: Path, ending: str
 ) -> None:
     run(receiving, range(1, 6))
@@ -283,7 +283,7 @@ def test_an_old_batch_that_was_repeated_without_success_does_not_stop_the_remova
     assert findings(receiving.ledger) == []
 
 
-def test_a_batch_that_was_being_repeated_does_not_run_in_a_rebuilt_ledger(receiving: Receiving, tmp_path: Path) -> None:
+def test_a_batch_being_repeated_does_not_run_in_a_rebuilt_ledger(receiving: Receiving, tmp_path: Path) -> None:
     run(receiving, range(1, 6))
     repeat(receiving, 2)
     receiving.clock.advance(2_000)
@@ -296,9 +296,7 @@ def test_a_batch_that_was_being_repeated_does_not_run_in_a_rebuilt_ledger(receiv
         assert ledger.batches.get("shop", time_ms).state is BatchState.ALLOCATED
 
 
-def test_an_old_batch_that_was_repeated_without_success_stays_so_in_a_rebuilt_ledger(
-    receiving: Receiving, tmp_path: Path
-) -> None:
+def test_an_old_batch_repeated_in_vain_stays_so_in_a_rebuild(receiving: Receiving, tmp_path: Path) -> None:
     run(receiving, range(1, 6))
     receiving.ledger.attempts.fail(repeat(receiving, 2), "Kafka no longer has [1, 2)")
     run(receiving, range(6, 8))
@@ -313,7 +311,7 @@ def test_an_old_batch_that_was_repeated_without_success_stays_so_in_a_rebuilt_le
         assert findings(ledger) == []
 
 
-def test_a_batch_that_is_being_repeated_stays_until_the_attempt_ends(receiving: Receiving) -> None:
+def test_a_batch_being_repeated_stays_until_the_attempt_ends(receiving: Receiving) -> None:
     with_slots = Limits(history=HISTORY, max_concurrent_batches=2)
     receiving.stream = receiving.stream.model_copy(update={"limits": with_slots})
     receiving.ledger.streams.register(
@@ -338,7 +336,7 @@ def test_the_last_batches_of_a_stream_that_has_stopped_stay(receiving: Receiving
     assert left[0] <= before[-1] - HISTORY // timedelta(milliseconds=1)
 
 
-def test_a_backfill_from_kafka_goes_on_after_the_stream_has_removed_batches(built: Building) -> None:
+def test_a_backfill_from_kafka_goes_on_after_a_removal(built: Building) -> None:
     receiving = built.receiving
     run(receiving, range(1, 20))
     removed = receiving.ledger.streams.get("shop")
@@ -351,9 +349,8 @@ def test_a_backfill_from_kafka_goes_on_after_the_stream_has_removed_batches(buil
     assert findings(receiving.ledger) == []
 
 
-def test_batches_built_from_kafka_are_removed_when_they_completed_longer_ago_than_the_history(
-    built: Building, tmp_path: Path
-) -> None:
+def test_batches_built_from_kafka_go_by_their_time_of_completion(built: Building, tmp_path: Path) -> None:
+    """They are removed when they completed longer ago than the history reaches."""
     receiving = built.receiving
     run(receiving, range(1, 16))
     for number in range(-6, 0):
@@ -371,7 +368,7 @@ def test_batches_built_from_kafka_are_removed_when_they_completed_longer_ago_tha
     assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
 
 
-def test_a_built_batch_that_is_kept_holds_only_the_built_ones_before_it(built: Building, tmp_path: Path) -> None:
+def test_a_kept_built_batch_holds_only_built_ones_before_it(built: Building, tmp_path: Path) -> None:
     receiving = built.receiving
     run(receiving, range(1, 16))
     for number in (-1, -4, -3):
@@ -440,9 +437,8 @@ def test_one_run_removes_so_many_at_most(receiving: Receiving, monkeypatch: pyte
     assert len(times(receiving.ledger)) == 30 - cleaned.removed.batches
 
 
-def test_rows_of_deleted_segments_are_removed_in_parts_though_no_batch_is(
-    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_deleted_segments_are_removed_in_parts(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go even where no batch is removed."""
     remove = receiving.ledger.removal.remove_segments
     monkeypatch.setattr(receiving.ledger.removal, "remove_segments", partial(remove, limit=2))
     run(receiving, range(1, 11))
@@ -455,7 +451,7 @@ def test_rows_of_deleted_segments_are_removed_in_parts_though_no_batch_is(
     assert findings(receiving.ledger) == []
 
 
-def test_a_history_that_is_shorter_than_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
+def test_a_history_shorter_than_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StreamDefinitionError, match=r"limits\.history.*shorter"):
         Stream(
             name="shop",
@@ -498,7 +494,7 @@ def live(tmp_path: Path) -> Callable[..., Life]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_after_any_history_fsck_finds_nothing_and_a_lost_ledger_is_rebuilt_as_it_was(
+def test_any_history_passes_fsck_and_is_rebuilt_as_it_was(
     live: Callable[..., Life], tmp_path: Path, kind: str, seed: int
 ) -> None:
     life = live(seed, **KINDS[kind])

@@ -94,14 +94,14 @@ def test_a_place_is_found_behind_days_without_records(orders: Orders) -> None:
     assert orders.index() == "orders-1"
 
 
-def test_a_place_is_found_by_its_server_and_name_and_not_by_the_outputs_id(orders: Orders) -> None:
+def test_a_place_is_found_by_server_and_name_not_by_output_id(orders: Orders) -> None:
     orders.write(3, written_to("orders-1"))
     assert orders.index(OUTPUT.model_copy(update={"id": "search"})) == "orders-1"
     assert orders.index(OUTPUT.model_copy(update={"index": "others"})) is None
     assert orders.index(OUTPUT.model_copy(update={"hosts": ("http://other:1",)})) is None
 
 
-def test_a_place_that_was_accepted_counts_until_a_batch_is_written(orders: Orders) -> None:
+def test_an_accepted_place_counts_until_a_batch_is_written(orders: Orders) -> None:
     orders.write(3, written_to("orders-1"))
     orders.clock.advance(1_000)
     accept(orders.ledger, "orders", place_of(OUTPUT, ConcreteIndex("orders-2", "u2")), by="test")

@@ -80,7 +80,7 @@ def decide(
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_each_block_is_decided_by_the_next_one_although_that_is_undecided_too(order: int) -> None:
+def test_each_block_is_decided_by_the_next_even_an_undecided_one(order: int) -> None:
     frames = [
         frame(8, {ZERO: (42, 46)}, accepted=True),
         frame(9, {ZERO: (46, 51)}),
@@ -95,7 +95,7 @@ def test_the_last_one_counts_although_nothing_is_behind_it() -> None:
     assert decide(frame(1, {ZERO: (0, 5)}, accepted=True), frame(2, {ZERO: (5, 9)})) == ([1, 2], [2], 0)
 
 
-def test_the_last_one_does_not_count_if_its_offsets_were_read_again() -> None:
+def test_the_last_block_does_not_count_if_it_was_read_again() -> None:
     again = frame(3, {ZERO: (5, 7)}, cut_ms=2_000)
     assert decide(frame(2, {ZERO: (5, 9)}), again) == ([3], [3], 1)
     assert decide(frame(2, {ZERO: (5, 9)}), frame(3, {ZERO: (5, 7)}, accepted=True)) == ([3], [], 1)
@@ -135,7 +135,7 @@ def test_the_checkpoint_knows_all_of_it_or_nothing() -> None:
     assert decide(both, frame(2, {ZERO: (5, 6)}), checkpoint={ZERO: 0, ONE: 0}) == ([1, 2], [2], 0)
 
 
-def test_a_block_that_nothing_replaces_counts_although_a_position_was_within_it() -> None:
+def test_an_unreplaced_block_counts_though_a_position_was_in_it() -> None:
     """A rebuild had set the position back, from 3 to 2: what was written since goes over 3."""
     frames = [
         frame(1, {ZERO: (0, 2)}, accepted=True),
@@ -188,7 +188,7 @@ def test_the_checkpoint_knows_all_of_a_write_or_nothing() -> None:
     assert decide(*blocks, checkpoint={ZERO: 0, ONE: 0}, last_accepted=2) == ([1, 1, 1], [], 0)
 
 
-def test_a_manifest_that_lists_one_block_of_a_write_decides_all_of_it() -> None:
+def test_a_manifest_with_one_block_of_a_write_decides_all_of_it() -> None:
     blocks = write(1, {ZERO: (0, 5)}, {ZERO: (5, 9)}, {ONE: (0, 2)})
     assert decide(*blocks, listed=(blocks[1],)) == ([1, 1, 1], [], 0)
 

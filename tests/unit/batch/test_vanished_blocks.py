@@ -96,7 +96,8 @@ def test_a_block_is_not_synced_and_the_end_of_its_segment_is(receiving: Unsynced
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_at_most_once_what_has_vanished_is_a_gap_and_the_rest_is_read_once(receiving: Unsynced, seed: int) -> None:
+def test_at_most_once_vanished_blocks_are_a_gap(receiving: Unsynced, seed: int) -> None:
+    """The rest of the batch is read once."""
     context = receiving.delivered("at_most_once")
     received = lose_power(receiving, seed)
     origin = receiving.origin(context)
@@ -126,7 +127,7 @@ def test_some_power_cuts_take_blocks_and_some_do_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_at_least_once_a_batch_that_lacks_a_block_is_read_from_kafka(receiving: Unsynced, seed: int) -> None:
+def test_at_least_once_a_batch_without_a_block_rereads_kafka(receiving: Unsynced, seed: int) -> None:
     lose_power(receiving, seed)
     lacks = bool(receiving.origin(receiving.delivered("at_most_once")).vanished)
     receiving.ledger.gaps.page("shop")

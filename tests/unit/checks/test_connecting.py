@@ -99,9 +99,10 @@ def test_an_index_that_may_be_made_or_is_there_is_well(elasticsearch: Elasticsea
         ({"number": "9.1.4"}, "Elasticsearch 9.1.4"),
     ],
 )
-def test_the_server_is_named_with_its_version_whether_or_not_the_check_passes(
+def test_the_server_is_named_with_its_version_in_any_case(
     elasticsearch: Elasticsearch, version: dict[str, str], named: str
 ) -> None:
+    """It is named whether the check passes or not."""
     elasticsearch.answers["/"] = (200, {"version": version})
     assert elasticsearch.check().where == f"http://{elasticsearch.address} ({named}), index shop"
     elasticsearch.answers["/shop"] = (403, {"error": {"type": "security_exception", "reason": "no"}})
@@ -151,9 +152,10 @@ def test_the_privileges_are_those_that_the_output_needs(
 
 
 @pytest.mark.parametrize(("ids", "wrong"), [(RecordIds(), 1), (KeyIds(), 0)])
-def test_outputs_of_the_same_ids_and_one_index_by_two_names_are_found(
+def test_outputs_of_equal_ids_and_one_index_are_found(
     elasticsearch: Elasticsearch, tmp_path: Path, ids: Any, wrong: int
 ) -> None:
+    """They are found even if they give the one index by two names."""
     for name in ("shop", "sales"):
         elasticsearch.answers[f"/{name}"] = (200, {"shop-1": {"settings": {"index": {"uuid": "u"}}}})
     port = elasticsearch.server.server_port
@@ -174,7 +176,7 @@ def test_an_elasticsearch_that_is_away(tmp_path: Path) -> None:
     assert "no answer from" in (checked.error or "")
 
 
-def test_a_kafka_that_is_away_is_named_with_the_clients_own_words(
+def test_a_kafka_that_is_away_is_named_in_the_clients_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "HOPE_SECONDS", 0.2)
@@ -204,7 +206,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     assert list((tmp_path / "storage").iterdir()) == []
 
 
-def test_a_ledger_that_would_lose_the_records_of_a_renamed_output(tmp_path: Path) -> None:
+def test_a_ledger_that_would_lose_a_renamed_outputs_records(tmp_path: Path) -> None:
     for output in (ConsoleOutput(), ConsoleOutput(id="screen", renamed_from="console")):
         stream = make(tmp_path, outputs=output)
         with Ledger.open(stream.ledger) as ledger:

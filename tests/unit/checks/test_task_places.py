@@ -69,7 +69,8 @@ def test_a_managed_airflow_is_known_by_its_environment(variable: str, name: str)
 
 
 @pytest.mark.parametrize("executor", ["LocalExecutor", "CeleryExecutor", "KubernetesExecutor", "AstroExecutor"])
-def test_a_log_in_an_object_store_and_a_ledger_on_postgres_fit_everywhere(executor: str) -> None:
+def test_an_object_store_and_a_postgres_ledger_fit_everywhere(executor: str) -> None:
+    """The log is in the object store."""
     assert found(stream_of(), executor) == []
 
 
@@ -85,7 +86,7 @@ def test_a_log_in_an_object_store_and_a_ledger_on_postgres_fit_everywhere(execut
         ("LocalExecutor", {"AIRFLOW_IS_K8S_EXECUTOR_POD": "True"}, True),
     ],
 )
-def test_a_log_and_a_ledger_on_one_host_do_not_fit_tasks_on_others(
+def test_a_log_and_a_ledger_on_one_host_do_not_fit_other_hosts(
     executor: str, environ: dict[str, str], certain: bool, tmp_path: Path
 ) -> None:
     stream = stream_of(storage=str(tmp_path), ledger=f"sqlite:///{tmp_path}/ledger.db")
@@ -118,7 +119,7 @@ def test_the_bucket_that_composer_copies_is_no_place_for_a_log() -> None:
     assert found(stream, "CeleryExecutor") == []
 
 
-def test_what_works_less_well_in_a_container_for_each_task_is_a_warning() -> None:
+def test_what_works_worse_in_a_container_per_task_is_a_warning() -> None:
     assert found(stream_of(spark={}), "KubernetesExecutor") == [("spark.run_batches", False)]
     shared = stream_of(spark={"master": "local[4]", "job": "small", "run_batches": "submit"})
     assert found(shared, "KubernetesExecutor") == [("spark.job", False)]

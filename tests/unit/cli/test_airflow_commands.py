@@ -111,7 +111,7 @@ def look_up_by() -> Iterator[Callable[..., None]]:
     connections.look_up_by(lambda _: None)
 
 
-def test_sparks_processes_of_a_command_get_the_streams_connections(
+def test_sparks_processes_of_a_command_get_the_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_up_by: Callable[..., None]
 ) -> None:
     """Records that the log no longer has are read from Kafka by Spark's Python workers, which know the environment."""

@@ -123,7 +123,7 @@ def test_a_batch_whose_other_output_failed_is_missing_too(shop: Shop) -> None:
     assert shop.lacking() == ([], [])
 
 
-def test_an_abandoned_batch_that_was_written_is_not_waited_for_but_named(shop: Shop) -> None:
+def test_an_abandoned_batch_with_output_is_named_not_waited_for(shop: Shop) -> None:
     shop.write(T1)
     shop.fail_after(T2, "index")
     shop.fail_after(T3)
@@ -133,7 +133,7 @@ def test_an_abandoned_batch_that_was_written_is_not_waited_for_but_named(shop: S
     assert shop.lacking() == ([], [T2])
 
 
-def test_a_batch_that_the_replay_wrote_into_another_index_is_missing(shop: Shop) -> None:
+def test_a_batch_that_was_replayed_into_another_index_is_missing(shop: Shop) -> None:
     shop.write(T1, T2, T3)
     shop.replay(T1, T3)
     shop.replay(T2, index="another")
@@ -142,7 +142,7 @@ def test_a_batch_that_the_replay_wrote_into_another_index_is_missing(shop: Shop)
     assert shop.lacking() == ([], [])
 
 
-def test_batches_that_may_be_written_into_either_index_are_to_be_run_again(shop: Shop) -> None:
+def test_batches_that_may_be_in_either_index_are_to_be_run_again(shop: Shop) -> None:
     shop.write(T1, T3, T4)
     shop.begin(T2)
     shop.replay(T1, T3)
@@ -168,9 +168,7 @@ def test_a_replay_that_nobody_ran_is_refused(shop: Shop) -> None:
     assert "no replay 'v2'" in shop.swap()
 
 
-def test_a_batch_that_begins_while_the_alias_is_being_moved_is_to_be_run_again(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_begun_during_the_move_is_to_be_run_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have written all of its documents by the old alias, and be recorded later."""
     shop.write(T1)
     shop.replay(T1)

@@ -94,7 +94,7 @@ def test_times_that_a_batch_took_over_are_folded_into_it(run: Callable[..., Resu
     assert f"by {time_text(last_ms)}" in line
 
 
-def test_a_backlog_without_runs_is_distinguished_from_one_that_runs_will_take(
+def test_a_backlog_without_runs_differs_from_one_runs_will_take(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "backfill" not in run("unclaimed", "shop").stdout
@@ -105,7 +105,7 @@ def test_a_backlog_without_runs_is_distinguished_from_one_that_runs_will_take(
     assert "wait or fail before they allocate one" in reported
 
 
-def test_batch_times_ahead_of_a_clock_that_was_corrected_are_unclaimed_too(
+def test_times_ahead_of_a_corrected_clock_are_unclaimed_too(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = SystemClock().now_ms() - 600_000
@@ -187,9 +187,10 @@ def test_what_is_not_there_is_an_error(run: Callable[..., Result]) -> None:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_batch_before_the_stream_began_is_an_error_with_that_time(
+def test_a_batch_before_the_streams_beginning_is_an_error(
     run: Callable[..., Result], url: str, form: list[str]
 ) -> None:
+    """The error names the time at which the stream began."""
     with Ledger.open(url) as ledger:
         zero_ms = ledger.streams.get("shop").zero_time_ms
     result = run("show", "shop", str(zero_ms - 60_000), *form)
@@ -287,7 +288,7 @@ def test_scripts_read_the_same(stream: Stream, batch_time_ms: int) -> None:
     assert [attempt["target"] for attempt in reported["attempts"]] == ["", "", "v2"]
 
 
-def test_the_definition_and_the_index_of_each_output_and_attempt_are_shown(stream: Stream, batch_time_ms: int) -> None:
+def test_each_outputs_definition_and_index_and_attempt_are_shown(stream: Stream, batch_time_ms: int) -> None:
     reported = json.loads(shown(stream, batch_time_ms, "--json"))
     assert [output["revision"] for output in reported["outputs"]] == [1, 1]
     assert [attempt["revision"] for attempt in reported["attempts"]] == [1, 1, None]

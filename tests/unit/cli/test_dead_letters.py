@@ -81,7 +81,7 @@ class Kept:
 @pytest.mark.parametrize(
     ("index", "letters"), [("shop", "letters"), ("shop-v2", "letters-of-v2"), ("shop-v3", "letters")]
 )
-def test_letters_of_a_replay_are_looked_up_where_the_replay_wrote_them(
+def test_letters_of_a_replay_are_looked_up_where_it_wrote_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, letters: str
 ) -> None:
     """A replay of an output with a dead-letter index of its own must name another."""

@@ -54,7 +54,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest(wrong: tuple[str, ...], ri
     assert right in result.stderr
 
 
-def test_the_help_imports_no_command_except_one_that_is_listed_by_itself() -> None:
+def test_the_help_imports_only_a_command_listed_by_itself() -> None:
     """A noun without verbs is a command, whose help is in its own module."""
     script = (
         "import sys; from headrace.cli.main import app; app(['--help'], standalone_mode=False);"
@@ -74,9 +74,7 @@ def completed(words: str, **environment: str) -> list[str]:
     return result.stdout.split()
 
 
-def test_a_shell_completes_commands_options_and_the_ledgers_streams(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_completes_commands_and_options_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("HEADRACE_LEDGER", raising=False)

@@ -39,9 +39,8 @@ def user_file(home: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_the_option_wins_over_the_variable_over_the_folders_file_over_the_users(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_option_wins_over_the_variable_over_the_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the files, the folder's wins over the user's."""
     urls = {name: ledger_with(home, name) for name in ("option", "variable", "folder", "user")}
     user_file(home, f'ledger = "{urls["user"]}"')
     assert json.loads(list_events("user").stdout)[0]["kind"] == "stream_registered"
@@ -84,7 +83,7 @@ def test_a_relative_path_is_refused_as_everywhere() -> None:
     assert not Path("l.db").exists()
 
 
-def test_a_stream_without_its_ledger_can_be_stopped_without_any_configuration(home: Path) -> None:
+def test_a_stream_without_a_ledger_is_stopped_unconfigured(home: Path) -> None:
     (home / "storage" / "orders").mkdir(parents=True)
     (home / "storage" / "orders" / "anything").write_text("")
     stopped = CliRunner().invoke(app, ["streams", "stop", "orders", "--storage", str(home / "storage")])

@@ -50,7 +50,7 @@ def run(stream: Stream, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["streams", "recover", "shop", "--ledger", stream.ledger, *arguments])
 
 
-def test_a_lost_ledger_is_rebuilt_after_a_dry_run_that_makes_none(stream: Stream, tmp_path: Path) -> None:
+def test_a_lost_ledger_is_rebuilt_after_a_dry_run_without_one(stream: Stream, tmp_path: Path) -> None:
     storage = ("--storage", stream.storage.url)
     tried = run(stream, *storage, "--dry-run")
     assert tried.exit_code == 0, tried.output
@@ -94,7 +94,8 @@ def test_a_definition_in_a_module_of_the_current_folder_is_found(
     assert "Would write the ledger from checkpoints/" in done.stdout
 
 
-def test_a_ledger_that_is_not_lost_keeps_its_definition_and_a_note_says_so(stream: Stream, tmp_path: Path) -> None:
+def test_a_ledger_that_is_not_lost_keeps_its_definition(stream: Stream, tmp_path: Path) -> None:
+    """A note says that the definition was kept."""
     same, other = tmp_path / "same.json", tmp_path / "other.json"
     same.write_text(stream.to_json())
     other.write_text(stream.model_copy(update={"transform": "operator:itemgetter"}).to_json())
@@ -117,7 +118,7 @@ def forge(stream: Stream, **changed: object) -> Stream:
     return forged
 
 
-def test_the_given_definition_counts_and_not_the_one_in_the_folder(stream: Stream, tmp_path: Path) -> None:
+def test_the_given_definition_counts_and_not_the_folders_own(stream: Stream, tmp_path: Path) -> None:
     forge(stream, transform="evil:run", spark=SparkSettings(py_files=("/stream/evil.py",)))
     own = tmp_path / "own.json"
     own.write_text(stream.to_json())

@@ -18,9 +18,10 @@ from headrace.connections import resolve
 from headrace.devstack.state import Login, Phase, ProcessRef, ServiceState, StackState, write_state
 
 
-def test_the_status_of_a_folder_without_a_stack_is_an_error_with_the_exit_code_of_a_stack_that_does_not_run(
+def test_the_status_of_a_folder_without_a_stack_is_an_error(
     tmp_path: Path,
 ) -> None:
+    """Its exit code is that of a stack that does not run."""
     result = CliRunner().invoke(app, ["stack", "status", "--data", str(tmp_path)])
     assert result.exit_code == 3
     assert f"There is no stack in {tmp_path}." in result.stderr and "stack up" in result.stderr

@@ -124,7 +124,7 @@ def _job_lease(ledger: Ledger) -> JobLease:
     return JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms)
 
 
-def test_a_receiver_job_by_an_older_definition_is_shown_until_it_is_started_anew(stream: Stream) -> None:
+def test_a_job_by_an_older_definition_is_shown_until_its_restart(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         ledger.jobs.note("shop", 1, {"revision": 1})
         register(ledger, stream.model_copy(update={"transform": "operator:itemgetter"}))
@@ -158,7 +158,7 @@ def test_a_receiver_is_shown_with_its_pause_and_its_numbers(stream: Stream) -> N
             assert detail["receivers"][0]["paused_reason"] == reason  # type: ignore[index]
 
 
-def test_a_receivers_last_error_is_shown_with_its_time_and_its_executor(stream: Stream) -> None:
+def test_a_receivers_last_error_has_its_time_and_its_executor(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         scheduled = ledger.receivers.schedule(_job_lease(ledger), ReceiverId("shop", "clicks", 0))
         assert " scheduled " in run(stream, "streams", "show", "shop").stdout
@@ -336,7 +336,7 @@ print(json.dumps([counted(libraries), counted(command)]))
 """
 
 
-def test_a_list_of_streams_runs_little_code_besides_its_libraries(stream: Stream) -> None:
+def test_a_list_of_streams_runs_little_code_of_its_own(stream: Stream) -> None:
     """Counts calls, not seconds, so that the machine's speed does not matter.
 
     The command makes as many calls as the imports of its libraries. It made 1.8 times as many when SQLAlchemy's ORM
@@ -348,7 +348,7 @@ def test_a_list_of_streams_runs_little_code_besides_its_libraries(stream: Stream
     assert own < 1.3 * libraries
 
 
-def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Stream, tmp_path: Path) -> None:
+def test_an_unknown_stream_or_ledger_is_an_error_and_not_made(stream: Stream, tmp_path: Path) -> None:
     assert run(stream, "batches", "list", "nope").exit_code == 1
     missing = tmp_path / "missing.db"
     result = CliRunner().invoke(app, ["streams", "list", "--ledger", f"sqlite:///{missing}"])
@@ -448,7 +448,7 @@ def test_a_row_is_one_line_without_a_terminal(stream: Stream) -> None:
     assert time_text(batch.batch_time_ms) in run(stream, "batches", "list", "shop").stdout
 
 
-def test_stop_without_a_ledger_leaves_a_request_in_the_streams_folder(tmp_path: Path) -> None:
+def test_stop_without_a_ledger_leaves_a_request_in_the_folder(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     storage.write_atomically("shop/manifests/0.json", b"{}")
     runner = CliRunner()
@@ -469,7 +469,7 @@ def test_stop_asks_for_the_ledger_or_the_storage(tmp_path: Path, arguments: list
     assert not (tmp_path / "shop").exists()
 
 
-def test_a_stream_whose_batches_were_allocated_ahead_of_the_clock_is_opened_again(stream: Stream) -> None:
+def test_a_stream_allocated_ahead_of_the_clock_is_opened_again(stream: Stream) -> None:
     assert "nothing to open" in run(stream, "streams", "reopen", "shop").stdout
     with Ledger.open(stream.ledger) as ledger:
         ahead_ms = ledger.now_ms() // 10_000 * 10_000 + 31_536_000_000

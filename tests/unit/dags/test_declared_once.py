@@ -59,7 +59,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     return Files(tmp_path, monkeypatch)
 
 
-def test_a_file_with_the_line_of_the_documentation_has_three_dags(files: Files) -> None:
+def test_a_file_with_the_documented_line_has_three_dags(files: Files) -> None:
     files.write("shop.py")
     assert files.parse("shop.py") == ""
     assert files.dag_ids == ["shop_batches", "shop_receiver", "shop_repair"]
@@ -73,7 +73,7 @@ def test_a_queue_is_that_of_the_tasks_of_all_three_dags(files: Files) -> None:
     assert files.queues == {"headrace"}
 
 
-def test_a_batch_dag_brings_its_repair_along_unless_it_is_asked_not_to(files: Files) -> None:
+def test_a_batch_dag_brings_its_repair_unless_asked_not_to(files: Files) -> None:
     files.write("shop.py", factory="batch_dag", options=", dag_id='mine'")
     assert files.parse("shop.py") == ""
     assert files.dag_ids == ["mine", "shop_repair"]
@@ -82,7 +82,8 @@ def test_a_batch_dag_brings_its_repair_along_unless_it_is_asked_not_to(files: Fi
     assert files.dag_ids == ["shop_batches"]
 
 
-def test_the_second_file_with_a_streams_name_has_an_import_error_until_the_first_is_gone(files: Files) -> None:
+def test_the_second_file_with_a_streams_name_has_an_import_error(files: Files) -> None:
+    """The error lasts until the first file is gone."""
     files.write("a.py")
     files.write("b.py", topic="taps", factory="batch_dag", options=', dag_id="other"')
     assert files.parse("a.py") == ""
@@ -105,7 +106,7 @@ def test_the_first_file_keeps_the_name_when_it_is_changed(files: Files) -> None:
     assert files.parse("a.py") == ""
 
 
-def test_receiver_and_batches_of_one_definition_may_be_in_two_files(files: Files) -> None:
+def test_receiver_and_batches_of_one_stream_may_be_in_two_files(files: Files) -> None:
     files.write("a.py", factory="receiver_dag")
     files.write("b.py", factory="batch_dag")
     assert (files.parse("a.py"), files.parse("b.py"), files.parse("a.py")) == ("", "", "")

@@ -62,7 +62,7 @@ def served(dag):
 
 
 class TestBatchDag:
-    def test_the_steps_follow_each_other_with_the_outputs_side_by_side(self, stream):
+    def test_the_steps_follow_each_other_with_outputs_side_by_side(self, stream):
         dag = batch_dag(stream)
         stages = [["await_blocks"], ["allocate_blocks"], OUTPUTS, ["checkpoint"], ["cleanup"]]
         assert sorted(dag.task_ids) == sorted(task_id for stage in stages for task_id in stage)
@@ -83,7 +83,7 @@ class TestBatchDag:
             task = dag.get_task(f"generate_batch.{output.id}")
             assert (task.step, task.stream) == (output.id, stream)
 
-    def test_an_outputs_task_keeps_its_id_when_the_stream_gets_another_output(self, stream):
+    def test_an_outputs_task_keeps_its_id_beside_a_new_output(self, stream):
         (single,) = (output for output in stream.outputs if output.id == "console")
         one = batch_dag(stream.model_copy(update={"outputs": (single,)}))
         assert set(one.task_ids) - set(batch_dag(stream).task_ids) == set()
@@ -102,7 +102,8 @@ class TestBatchDag:
         for task_id in OUTPUTS:
             assert dag.get_task(task_id).upstream_task_ids == {"update_state"}
 
-    def test_a_task_is_tried_again_once_and_soon_so_that_its_run_fails_in_time(self, stream):
+    def test_a_task_is_tried_again_once_and_soon(self, stream):
+        """Its run fails in time."""
         for task in batch_dag(stream).tasks:
             assert task.retries == 1
             assert task.retry_delay == timedelta(seconds=5)
@@ -141,7 +142,8 @@ class TestBatchDag:
         assert dag.max_active_runs == 1
         assert "100 records" in dag.description
 
-    def test_a_failed_batch_fails_the_run_though_checkpoint_and_cleanup_run(self, stream):
+    def test_a_failed_batch_fails_the_run_despite_its_later_tasks(self, stream):
+        """The checkpoint and the cleanup run after it, and succeed."""
         from airflow.models.dagrun import DagRun
 
         dag = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(batch_dag(stream)))
@@ -256,14 +258,15 @@ class TestReplayDag:
         assert "flights-v2" in dag.doc_md
         DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
 
-    def test_a_replay_is_retried_for_half_an_hour_since_no_later_run_takes_it_up(self, stream):
+    def test_a_replay_is_retried_for_half_an_hour(self, stream):
+        """No later run takes a replay up."""
         dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}})
         task = dag.get_task("replay_batch.elasticsearch")
         assert (task.retries, task.retry_delay) == (30, timedelta(minutes=1))
         context = {"ti": SimpleNamespace(start_date=datetime.now(UTC) - timedelta(hours=1))}
         assert policy_of(task).evaluate(RuntimeError("away"), 1, 30, context).action is RetryAction.DEFAULT
 
-    def test_a_replay_that_deletes_by_key_is_not_backfilled_backwards(self, stream):
+    def test_a_replay_that_deletes_by_key_has_no_backward_backfill(self, stream):
         stream = stream.model_copy(update={"limits": Limits()})
         for ids, ordered in ((RecordIds(), False), (KeyIds(), True)):
             fields = {"index": "flights-v2", "document_ids": ids}
@@ -334,7 +337,8 @@ def make_stream(**fields) -> Stream:
     )
 
 
-def test_a_dag_with_it_is_started_by_the_asset_alone_and_can_be_backfilled():
+def test_a_triggered_dag_is_started_by_the_asset_alone():
+    """It can be backfilled nevertheless."""
     triggered = make_stream(trigger={"min_records": 500, "max_delay": "1 min"})
     dag = DAG("flights_batches", schedule=received_schedule(triggered), start_date=START, catchup=False)
     kept = DagSerialization.from_dict(DagSerialization.to_dict(dag))

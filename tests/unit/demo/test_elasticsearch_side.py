@@ -87,7 +87,7 @@ def test_dead_letters_have_their_place_and_bytes(fake: Fake) -> None:
     ]
 
 
-def test_without_an_index_there_are_no_dead_letters_but_documents_are_missed(fake: Fake) -> None:
+def test_a_missing_index_is_an_error_for_documents_not_letters(fake: Fake) -> None:
     fake.answers = [(404, {"error": "index_not_found_exception"})] * 3
     side = ElasticsearchSide(fake.url)
     assert list(side.dead_letters("dead")) == []
@@ -96,7 +96,7 @@ def test_without_an_index_there_are_no_dead_letters_but_documents_are_missed(fak
         list(side.documents("flights"))
 
 
-def test_an_index_whose_shard_has_not_started_is_asked_again_later(fake: Fake) -> None:
+def test_an_index_whose_shard_has_not_started_is_asked_later(fake: Fake) -> None:
     fake.answers = [(503, {"error": "no_shard_available_action_exception"})]
     with pytest.raises(NotAnsweringError, match="no_shard_available"):
         ElasticsearchSide(fake.url).count("dead")

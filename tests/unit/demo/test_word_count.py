@@ -41,5 +41,5 @@ def test_every_batch_together_has_to_count_every_word() -> None:
     assert not WordCounts(Counter(), {}).holds
 
 
-def test_the_lines_have_no_more_words_than_the_stream_prints_rows() -> None:
+def test_the_lines_have_no_more_words_than_the_rows_printed() -> None:
     assert len({word for line in LINES for word in line.split()}) <= 20

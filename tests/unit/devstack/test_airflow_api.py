@@ -61,7 +61,7 @@ def airflow() -> Iterator[tuple[_FakeAirflow, str]]:
         thread.join()
 
 
-def test_the_client_logs_in_once_and_again_when_the_token_expires(airflow: tuple[_FakeAirflow, str]) -> None:
+def test_the_client_logs_in_once_and_when_the_token_expires(airflow: tuple[_FakeAirflow, str]) -> None:
     fake, url = airflow
     api = AirflowApi(url, "admin", "secret")
     api.unpause("d")
@@ -73,7 +73,7 @@ def test_the_client_logs_in_once_and_again_when_the_token_expires(airflow: tuple
     assert fake.seen[0] == ("PATCH", "/api/v2/dags/d", {"is_paused": False})
 
 
-def test_a_read_is_repeated_after_an_internal_error_and_a_change_is_not(airflow: tuple[_FakeAirflow, str]) -> None:
+def test_after_an_internal_error_a_read_is_repeated_not_a_change(airflow: tuple[_FakeAirflow, str]) -> None:
     fake, url = airflow
     api = AirflowApi(url, "admin", "secret")
     answers = iter([(500, {"detail": "Database error"}), (200, {"state": "success"})])
@@ -87,7 +87,7 @@ def test_a_read_is_repeated_after_an_internal_error_and_a_change_is_not(airflow:
         assert len(fake.seen) == times
 
 
-def test_a_log_in_and_a_read_that_get_no_answer_in_time_are_repeated(airflow: tuple[_FakeAirflow, str]) -> None:
+def test_a_log_in_or_a_read_without_an_answer_is_repeated(airflow: tuple[_FakeAirflow, str]) -> None:
     fake, url = airflow
     slow = iter(["/auth/token", "/api/v2/dags/d/dagRuns/r"])
     waits_at, released = next(slow), threading.Event()

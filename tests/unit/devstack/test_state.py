@@ -87,7 +87,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
-def test_a_stacks_processes_are_found_and_ended_by_their_environment(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_stacks_processes_are_ended_by_their_environment(sleeper: subprocess.Popen[bytes]) -> None:
     try:
         assert [process.pid for process in processes_of_stack("test-stack-1")] == [sleeper.pid]
         assert processes_of_stack("test-stack") == []
@@ -100,7 +100,7 @@ def test_a_stacks_processes_are_found_and_ended_by_their_environment(sleeper: su
         sleeper.wait()
 
 
-def test_a_process_with_the_id_of_one_that_has_ended_is_ended_too(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_with_the_id_of_an_ended_one_is_ended_too(sleeper: subprocess.Popen[bytes]) -> None:
     """Whoever searches for a second time, such as the tests' session, may have the earlier process in memory."""
     try:
         earlier = next(process for process in psutil.process_iter() if process.pid == sleeper.pid)
@@ -112,7 +112,7 @@ def test_a_process_with_the_id_of_one_that_has_ended_is_ended_too(sleeper: subpr
         sleeper.wait()
 
 
-def test_recorded_processes_are_ended_but_no_others_that_have_their_id(sleeper: subprocess.Popen[bytes]) -> None:
+def test_recorded_processes_are_ended_but_no_others_of_their_id(sleeper: subprocess.Popen[bytes]) -> None:
     try:
         ref = ProcessRef.of(sleeper.pid)
         assert ref is not None
@@ -132,7 +132,7 @@ def test_a_port_in_use_is_not_free() -> None:
     assert port < 32768, "below the ports of outgoing connections"
 
 
-def test_a_port_that_another_process_has_chosen_is_not_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_another_process_has_chosen_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = "from headrace.devstack.server import free_port; print(free_port(), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", chosen], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None

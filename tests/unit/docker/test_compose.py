@@ -47,7 +47,7 @@ def test_there_is_everything() -> None:
     assert parts | airflow <= SERVICES.keys()
 
 
-def test_services_wait_for_services_that_exist_and_are_healthy_in_some_way() -> None:
+def test_services_wait_for_existing_services_with_a_health_check() -> None:
     for name, service in SERVICES.items():
         for other, how in service.get("depends_on", {}).items():
             assert other in SERVICES, f"{name} waits for {other}"
@@ -70,7 +70,7 @@ def test_ports_are_published_on_loopback_only_and_once() -> None:
     assert len({port.split(":")[1] for port in published}) == len(published)
 
 
-def test_images_are_pinned_to_the_versions_that_the_embedded_stack_runs() -> None:
+def test_images_are_pinned_to_the_versions_of_the_embedded_stack() -> None:
     images = {service["image"] for service in SERVICES.values()}
     assert all(re.search(r":\d+\.\d+", image) for image in images)
     assert f"apache/kafka:{jars.KAFKA_VERSION}" in images
@@ -139,7 +139,7 @@ def test_one_service_builds_the_image_and_ends() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
-def test_the_others_wait_for_that_image_and_do_not_ask_a_registry_for_it(name: str) -> None:
+def test_the_others_wait_for_that_image_and_ask_no_registry(name: str) -> None:
     """Also when it alone is started: `docker compose up -d --build spark-worker-1` builds what it depends on."""
     assert OURS[name]["pull_policy"] == "never"
     reached, ahead = set(), [name]
@@ -175,9 +175,7 @@ def test_the_dags_accept_that_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("file", ["flights.py", "word_count.py"])
-def test_the_dags_connections_are_given_to_all_that_run_their_streams(
-    file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_dags_connections_are_given_to_all_that_run_streams(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in SERVICES["airflow-scheduler"]["environment"].items():
         if variable.startswith("HEADRACE_"):
             monkeypatch.setenv(variable, value)

@@ -129,7 +129,7 @@ def test_every_command_of_airflow_on_a_page_parses(
     assert wrong == []
 
 
-def test_no_page_runs_a_command_under_airflow_that_airflow_does_not_have() -> None:
+def test_no_page_runs_an_airflow_command_that_does_not_exist() -> None:
     assert [page.name for page in pages() if _LEFT_OUT_OF_AIRFLOW.search(page.read_text())] == []
 
 

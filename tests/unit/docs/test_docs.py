@@ -177,7 +177,7 @@ def test_the_readmes_first_stream_is_a_dag_file(tmp_path: Path, monkeypatch: pyt
     assert [namespace[name].dag_id for name in ("receiver", "batches")] == ["orders_receiver", "orders_batches"]  # type: ignore[attr-defined]
 
 
-def test_the_tutorials_transform_is_the_one_that_the_system_tests_run() -> None:
+def test_the_tutorials_transform_is_that_of_the_system_tests() -> None:
     transform = code_blocks(ROOT / "docs" / "first-stream.md")[1]
     assert transform.strip() in (ROOT / "tests" / "system" / "orders.py").read_text()
 
@@ -297,7 +297,7 @@ def test_the_text_of_an_error_ends_with_its_place() -> None:
         assert (ROOT / place[1]).exists() and f'<a id="{name}"></a>' in page
 
 
-def test_a_text_that_repeats_another_error_has_the_place_of_that_one() -> None:
+def test_a_text_that_repeats_another_error_has_that_ones_place() -> None:
     from headrace.ledger.errors import SchemaError
     from headrace.operators.wal_spark_submit import BatchTaskError
 

@@ -145,9 +145,10 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("server", OTHERS.values(), ids=OTHERS)
-def test_another_server_is_refused_alike_by_a_write_and_by_every_other_request(
+def test_another_server_is_refused_by_every_request_alike(
     administer: Any, clock: Any, server: tuple[int, Any, str]
 ) -> None:
+    """A write is refused by it as every other request is."""
     status, said, error_text = server
     who = answer(status, said)
     with pytest.raises(ElasticsearchRefusedError, match=error_text) as by_request:
@@ -178,9 +179,8 @@ def test_a_supported_server_is_recognised_by_its_answer(clock: Any, name: str) -
 
 
 @pytest.mark.parametrize("failure", [error(503), error(429), NoAnswerError("reset")], ids=str)
-def test_a_question_about_the_server_that_fails_is_asked_again_and_never_taken_as_its_answer(
-    administer: Any, failure: Response | NoAnswerError
-) -> None:
+def test_a_failed_question_about_the_server_is_asked_again(administer: Any, failure: Response | NoAnswerError) -> None:
+    """The failure is never taken for the answer."""
     answers = Answers(answer(200, {}), answer(200, {}), who=failure)
     administration = administer(answers, max_retry_seconds=1)
     with pytest.raises(ElasticsearchUnavailableError):
@@ -244,7 +244,7 @@ def test_an_alias_moves_in_one_request_with_its_properties(administer: Any) -> N
     assert answers.requests[-1] == ("POST", "/_aliases", {"actions": actions})
 
 
-def test_an_alias_that_points_to_the_index_already_is_left_as_it_is(administer: Any) -> None:
+def test_an_alias_that_points_to_the_index_already_is_left_alone(administer: Any) -> None:
     answers = Answers(alias_of("new"), NEW)
     assert administer(answers).move_alias("live", "new") == "new"
     assert all(method == "GET" for method, _, _ in answers.requests)
@@ -267,7 +267,7 @@ def test_an_alias_that_was_moved_meanwhile_stays_where_it_is(administer: Any) ->
         ([alias_of("old"), alias_of("other")], "'new' is not the name of an index"),
     ],
 )
-def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(
+def test_only_an_alias_of_one_index_moves_and_only_to_an_index(
     administer: Any, answers: list[Response], says: str
 ) -> None:
     with pytest.raises(UnsuitableTargetError, match=says):

@@ -125,7 +125,8 @@ def test_a_column_of_tombstones_has_no_lines_to_check() -> None:
 @pytest.mark.parametrize(
     "document", [b'{"a": 1.10}\n', b'\n{"a": 1.10}', b'{"a": 1.10}\r\n', b'{"a":\n 1.10}', b'{"a":\r\n1.10\n}']
 )
-def test_line_breaks_between_tokens_become_spaces_and_the_rest_is_unchanged(document: bytes) -> None:
+def test_line_breaks_between_tokens_become_spaces(document: bytes) -> None:
+    """All the rest of the document is unchanged."""
     (line,) = lines(document)
     assert line is not None
     assert b"\n" not in line
@@ -136,7 +137,7 @@ def test_line_breaks_between_tokens_become_spaces_and_the_rest_is_unchanged(docu
 
 
 @pytest.mark.parametrize("document", [b'{"a":"x\ny"}', b'{"a":1}\n{"b":2}', b'{\n"\x00":1}', b"{\x00\n}\x00"])
-def test_a_document_with_a_line_break_that_is_not_json_is_malformed(document: bytes) -> None:
+def test_a_document_of_two_lines_that_is_not_json_is_malformed(document: bytes) -> None:
     assert "JSON" in rejected(b"{}", document)[1]
 
 

@@ -200,9 +200,10 @@ def test_a_refused_request_is_bisected_to_its_offenders(
     assert sent.counts.requests < 35
 
 
-def test_a_setting_that_makes_every_request_invalid_fails_the_batch_and_makes_few_dead_letters(
+def test_a_setting_that_spoils_every_request_fails_the_batch(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
+    """The batch makes few dead letters."""
     elasticsearch.standing_fault = invalid_if(lambda _: True)
     with pytest.raises(ElasticsearchRefusedError, match="Validation Failed"):
         send(make_rows([{"n": n} for n in range(100)]))
@@ -210,9 +211,10 @@ def test_a_setting_that_makes_every_request_invalid_fails_the_batch_and_makes_fe
         send(make_rows([{"n": n} for n in range(3)]))
 
 
-def test_as_many_invalid_documents_as_the_limit_are_rejected_and_one_more_fails_the_batch(
+def test_one_invalid_document_above_the_limit_fails_the_batch(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
+    """As many invalid documents as the limit are rejected."""
     rows = make_rows([{"n": n} for n in range(100)])
     elasticsearch.standing_fault = invalid_if(lambda action: action.document["n"] < MAX_OFFENDERS)
     assert len(send(rows).rejected) == MAX_OFFENDERS
@@ -258,7 +260,7 @@ def test_an_items_error_about_the_index_fails_the_batch(
 
 
 @pytest.mark.parametrize("body", [b"<html>login</html>", b"{}", b'{"items":[]}', b'{"items":[{"create":{"status":201'])
-def test_an_answer_that_is_no_bulk_answer_is_not_taken_as_success(
+def test_an_answer_that_is_no_bulk_answer_is_no_success(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, body: bytes
 ) -> None:
     elasticsearch.faults.append(lambda _: Response(200, body))
@@ -301,9 +303,10 @@ def test_a_tombstone_of_an_unknown_key_counts_as_deleted(send: Send, make_rows: 
     assert send(make_rows([None], keys=[b"k"]), **KEY).counts.deleted == 1
 
 
-def test_another_record_with_the_same_named_version_is_not_counted_as_repeated(
+def test_another_record_of_the_same_version_is_not_repeated(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
+    """The version is a named column's."""
     by_column = {**KEY, "version": "version"}
     first = make_rows([{"n": 1}], keys=[b"k"], version=pa.array([7]))
     other = make_rows([{"n": 2}], keys=[b"k"], version=pa.array([7]))
@@ -312,7 +315,7 @@ def test_another_record_with_the_same_named_version_is_not_counted_as_repeated(
     assert send(other, **by_column).counts.superseded == 1
 
 
-def test_another_row_of_the_same_group_is_not_counted_as_repeated(send: Send, make_rows: Any) -> None:
+def test_another_row_of_the_same_group_is_not_repeated(send: Send, make_rows: Any) -> None:
     options = {"document_id": "columns", "id_columns": ["g"], "id_batch_time": True, "batch_time_ms": 1}
     first = make_rows([{"n": 1}], g=["x"])
     other = make_rows([{"n": 2}], g=["x"])
@@ -322,7 +325,7 @@ def test_another_row_of_the_same_group_is_not_counted_as_repeated(send: Send, ma
     assert send(other, **options, written_before=True).counts.kept == 1
 
 
-def test_a_record_counts_as_repeated_if_the_index_has_the_same_document(send: Send, make_rows: Any) -> None:
+def test_a_record_is_repeated_if_the_index_has_the_same_document(send: Send, make_rows: Any) -> None:
     """Whatever is there under a record's id was compared with it; the id alone proves nothing."""
     send(make_rows([{"n": 1}, {"n": 2.0, "deep": {"a": [1]}}]))
     again = send(make_rows([b'{"n":1}', b'{"deep": {"a": [1]}, "n": 2.0}', {"n": 3}]))
@@ -340,7 +343,7 @@ def test_values_of_other_types_are_not_the_same(send: Send, make_rows: Any, held
     assert send(make_rows([b'{"n": {"m": %b}}' % sent]), written_before=True).counts.kept == 1
 
 
-def test_a_document_that_was_deleted_after_its_conflict_is_sent_again(
+def test_a_document_deleted_after_its_conflict_is_sent_again(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     conflict = once({"t+0+0"}, 409, "version_conflict_engine_exception")
@@ -366,20 +369,22 @@ def test_documents_that_are_sent_again_get_their_own_answers(
     assert (counts.created, counts.uncompared) == (4, 0)
 
 
-def test_a_document_that_is_there_and_cannot_be_found_is_not_counted_as_superseded(
+def test_a_document_that_cannot_be_found_is_not_superseded(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
+    """The document is there, since its write met a conflict."""
     elasticsearch.item_fault = lambda _: (409, "version_conflict_engine_exception", "exists")
     counts = send(make_rows([{"n": 1}])).counts
     assert (counts.uncompared, counts.superseded, counts.requests) == (1, 0, 2)
 
 
-def test_a_key_at_the_same_offset_of_another_partition_is_not_counted_as_repeated(send: Send, make_rows: Any) -> None:
+def test_a_key_at_an_equal_offset_elsewhere_is_not_repeated(send: Send, make_rows: Any) -> None:
+    """The key is at the same offset of another partition."""
     send(make_rows([{"n": 1}], keys=[b"a"], offsets=[5]), **KEY)
     assert send(make_rows([{"n": 2}], keys=[b"a"], offsets=[5]), **KEY).counts.foreign_ids == ["a"]
 
 
-def test_a_document_of_a_request_whose_answer_was_lost_is_not_foreign(
+def test_a_document_whose_answer_was_lost_is_not_foreign(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     """Though an ingest pipeline has changed it, so that it is not what was sent."""
@@ -397,7 +402,7 @@ def test_a_document_of_a_request_whose_answer_was_lost_is_not_foreign(
     assert (counts.kept, counts.foreign) == (1, 0)
 
 
-def test_a_document_that_a_pipeline_drops_is_not_counted_as_written(
+def test_a_document_that_a_pipeline_drops_is_not_written(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     written = elasticsearch._carry_out
@@ -472,7 +477,7 @@ def test_a_fetch_of_conflicts_is_bounded_in_bytes(send: Send, elasticsearch: Fak
     assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") >= 5
 
 
-def test_a_document_whose_shard_is_not_available_is_fetched_again(
+def test_a_document_whose_shard_is_unavailable_is_fetched_again(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     """Elasticsearch answers with 200 and an error in the entry, which does not say that there is no document."""
@@ -484,7 +489,7 @@ def test_a_document_whose_shard_is_not_available_is_fetched_again(
     assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") == 3
 
 
-def test_one_document_that_cannot_be_read_does_not_keep_the_others_from_being_settled(
+def test_an_unreadable_document_does_not_keep_others_unsettled(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     rows = make_rows([{"n": n} for n in range(9)])
@@ -494,7 +499,7 @@ def test_one_document_that_cannot_be_read_does_not_keep_the_others_from_being_se
     assert (counts.repeated, counts.uncompared, counts.foreign) == (8, 1, 0)
 
 
-def test_documents_that_cannot_be_fetched_for_too_long_fail_the_write(
+def test_documents_not_fetched_for_too_long_fail_the_write(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     send(make_rows([{"n": 1}]))
@@ -510,7 +515,7 @@ def test_an_unreadable_conflict_is_looked_up(send: Send, elasticsearch: FakeElas
     assert (sent.counts.repeated, sent.counts.superseded) == (1, 1)
 
 
-def test_the_highest_version_that_the_index_holds_is_kept_for_each_partition(
+def test_the_highest_version_in_the_index_is_kept_per_partition(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     """Deletions meet versions too. What a column counts is the user's."""

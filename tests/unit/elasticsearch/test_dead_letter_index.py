@@ -131,7 +131,7 @@ def test_letters_of_earlier_attempts_are_withdrawn_and_no_others(letters_in: Any
     assert searches.ids == ["letter-2", "letter-3", "letter-4"], "one of this attempt, one just written, one without"
 
 
-def test_a_deletion_that_a_busy_cluster_rejects_is_sent_again_alone(letters_in: Any) -> None:
+def test_a_deletion_that_a_busy_cluster_rejects_is_resent_alone(letters_in: Any) -> None:
     searches = Searches(4)
     searches.attempts = dict.fromkeys(searches.ids, 1)
     searches.written_anew = {"letter-3"}
@@ -187,7 +187,7 @@ def replay(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> A
     return run
 
 
-def test_a_replay_indexes_the_exact_bytes_of_the_rejected_document(
+def test_a_replay_indexes_the_rejected_documents_exact_bytes(
     letters: Any, replay: Any, make_rows: Any, elasticsearch: Any
 ) -> None:
     untouched = letters(make_rows([b'{"n":"bad",  "x": 1.10}']))
@@ -201,9 +201,10 @@ def test_a_replay_indexes_the_exact_bytes_of_the_rejected_document(
     assert elasticsearch.documents("clicks")["t+0+5"] == {"n": "bad", "y": "é"}
 
 
-def test_a_letter_that_is_refused_again_gets_the_new_reason_and_is_not_marked_as_replayed(
+def test_a_letter_refused_again_gets_the_new_reason(
     letters: Any, replay: Any, make_rows: Any, elasticsearch: FakeElasticsearch
 ) -> None:
+    """The letter is not marked as replayed."""
     refused = letters(make_rows([{"n": "bad"}, {"n": "bad"}]))
     elasticsearch.item_fault = lambda action: (400, "mapper_parsing_exception", "why") if action.id == "t+0+1" else None
     counts, noted = replay(refused)
@@ -230,7 +231,7 @@ def test_letters_with_and_without_versions_are_replayed_together(letters: Any, r
     ],
     ids=["a tombstone of the transform's", "too large", "from an earlier version", "no usable id", "elsewhere"],
 )
-def test_a_letter_without_a_document_or_id_is_left_with_the_reason(
+def test_a_letter_without_a_document_or_id_stays_with_the_reason(
     letters: Any, replay: Any, make_rows: Any, fields: dict[str, Any], why: str
 ) -> None:
     (letter,) = letters(make_rows([{"n": "bad"}]))
@@ -250,7 +251,7 @@ def test_many_letters_are_replayed_page_by_page(letters: Any, replay: Any, make_
     assert (counts.letters, counts.replayed, len(noted)) == (2 * PAGE + 1,) * 3
 
 
-def test_a_fault_of_the_index_fails_the_replay_and_changes_no_letter(
+def test_a_fault_of_the_index_fails_the_replay_not_the_letters(
     letters: Any, replay: Any, make_rows: Any, elasticsearch: FakeElasticsearch
 ) -> None:
     from headrace.elasticsearch.errors import ElasticsearchRefusedError

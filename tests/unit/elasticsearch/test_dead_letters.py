@@ -38,9 +38,8 @@ def letters(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> 
 
 
 @pytest.mark.parametrize("differs", ["stream_name", "output_id", "index"])
-def test_outputs_that_share_a_dead_letter_index_have_separate_letters_of_one_record(
-    letters: Letters, make_rows: Any, differs: str
-) -> None:
+def test_outputs_of_one_dead_letter_index_have_separate_letters(letters: Letters, make_rows: Any, differs: str) -> None:
+    """They have separate letters even of one record."""
     named = {"stream_name": "s", "output_id": "o", "index": "i"}
     letters(make_rows([{"n": 1}, {"n": 2}]), **named)
     stored = letters(make_rows([{"n": 1}, {"n": 2}]), **{**named, differs: "x"})
@@ -54,9 +53,7 @@ def test_two_rows_of_one_record_have_letters_that_name_them(letters: Letters, ma
     assert stored == ["clicks/t+0+7~a%2F2", "clicks/t+0+7~b", "clicks/t+0+8~a%2F2"]
 
 
-def test_rows_of_one_record_with_keys_of_their_own_have_letters_that_name_them(
-    letters: Letters, make_rows: Any
-) -> None:
+def test_rows_of_one_record_with_keys_have_letters_naming_them(letters: Letters, make_rows: Any) -> None:
     rows = make_rows([{"n": 1}, {"n": 2}], offsets=[7, 7], keys=[b"a", b"b"]).rename_columns({"value": "document"})
     first, second = letters(rows, document_id="key")
     assert first.startswith("clicks/t+0+7+key+")
@@ -71,9 +68,10 @@ def test_equal_rows_of_one_record_are_numbered(letters: Letters, make_rows: Any)
 
 
 @pytest.mark.parametrize("document_id", ["key", "columns"])
-def test_equal_rows_of_two_tasks_that_were_rejected_before_they_had_an_id_have_a_letter_each(
+def test_equal_rows_without_an_id_have_a_letter_for_each_task(
     letters: Letters, make_rows: Any, document_id: str
 ) -> None:
+    """They were rejected before they had an id."""
     rows = make_rows([{"n": 1}] * 2, offsets=[7, 7], keys=[b"k"] * 2, rejected_because=["odd"] * 2)
     options = {"document_id": document_id} | ({"id_columns": ["key"]} if document_id == "columns" else {})
     first = letters(rows, **options)
@@ -82,7 +80,7 @@ def test_equal_rows_of_two_tasks_that_were_rejected_before_they_had_an_id_have_a
     assert {id_.rpartition("/")[2] for id_ in set(both) - set(first)} == {"1+3", "2+3"}
 
 
-def test_rows_of_one_key_with_versions_of_their_own_have_a_letter_each(letters: Letters, make_rows: Any) -> None:
+def test_rows_of_one_key_with_own_versions_have_a_letter_each(letters: Letters, make_rows: Any) -> None:
     """They differ by their versions alone, and two tasks may have them."""
     options = {"document_id": "key", "version": "version"}
     older = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], version=pa.array([1]))
@@ -91,9 +89,7 @@ def test_rows_of_one_key_with_versions_of_their_own_have_a_letter_each(letters: 
     assert len(letters(newer, task=3, **options)) == 2
 
 
-def test_the_letter_of_a_row_with_an_id_of_its_own_does_not_depend_on_the_task(
-    letters: Letters, make_rows: Any
-) -> None:
+def test_the_letter_of_a_row_with_an_id_is_the_same_in_any_task(letters: Letters, make_rows: Any) -> None:
     """Of the next attempt other tasks may have it."""
     rows = make_rows([{"n": 1}, {"n": 2}], keys=[b"a", b"b"])
     for document_id in ("record", "key"):
@@ -102,7 +98,7 @@ def test_the_letter_of_a_row_with_an_id_of_its_own_does_not_depend_on_the_task(
     assert letters(rejected) == letters(rejected, task=3)
 
 
-def test_an_id_that_would_be_too_long_for_elasticsearch_is_a_digest_of_it(make_options: Any, make_rows: Any) -> None:
+def test_an_id_too_long_for_elasticsearch_becomes_its_digest(make_options: Any, make_rows: Any) -> None:
     options = make_options(stream_name="s" * 63, output_id="o" * 63, index="i" * 241)
     rows = make_rows([{"n": 1}, {"n": 2}]).set_column(0, "topic", pa.array(["t" * 249] * 2))
     ids = [dead_letter(rows, row, Reason("r", ""), options).id for row in (0, 1)]
@@ -115,7 +111,7 @@ DATA_STREAM = {"letters-000001": {"aliases": {}, "settings": {"index": {}}, "dat
 
 
 @pytest.mark.parametrize("described", [ROLLS_OVER, DATA_STREAM], ids=["rolls over", "data stream"])
-def test_letters_are_not_written_where_a_letter_could_be_there_twice(
+def test_letters_are_not_written_where_one_may_be_there_twice(
     elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any, described: Any
 ) -> None:
     """After a rollover a batch that is run again would add its letters, and could not withdraw those before."""
@@ -139,7 +135,7 @@ def test_letters_are_not_written_among_the_outputs_own_documents(
         indexer.index([make_rows([b"junk"])])
 
 
-def test_letters_are_not_written_where_a_template_makes_a_data_stream(
+def test_letters_are_not_written_where_a_data_stream_would_be(
     elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for ``logs-orders-dead-letters``, by Elasticsearch's own template for ``logs-*-*``."""
@@ -159,9 +155,11 @@ def test_letters_are_not_written_where_a_template_makes_a_data_stream(
         indexer.index([make_rows([b"junk"])])
 
 
-def test_a_letter_gets_no_record_if_it_may_be_that_of_another_topic_of_the_name(
+def test_a_letter_gets_no_record_that_may_be_another_topics(
     elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
 ) -> None:
+    """Without an incarnation, the record may be that of an earlier topic of the name."""
+
     class Records:
         def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord:
             assert incarnation == 2

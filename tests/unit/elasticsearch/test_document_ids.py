@@ -77,7 +77,8 @@ def test_unusable_keys_are_rejected_one_by_one(make_options: Any, make_rows: Any
     }
 
 
-def test_offsets_of_a_topic_that_was_created_again_are_refused_as_versions(make_options: Any, make_rows: Any) -> None:
+def test_offsets_of_a_topic_created_again_are_no_versions(make_options: Any, make_rows: Any) -> None:
+    """Such offsets are refused as versions."""
     rows = make_rows([b"{}"], keys=[b"a"], incarnations=[2])
     with pytest.raises(UnsuitableRowsError, match="version_from"):
         identify(rows, make_options(document_id="key"))
@@ -141,7 +142,7 @@ def test_a_struct_column_is_refused_as_id(make_options: Any) -> None:
         identify(rows, make_options(document_id="columns", id_columns=["a"]))
 
 
-def test_an_id_that_recurs_from_batch_to_batch_is_versioned_by_them(make_options: Any) -> None:
+def test_an_id_that_recurs_in_batches_is_versioned_by_them(make_options: Any) -> None:
     rows = pa.record_batch({"g": ["x", "y"]})
     by_columns = {"document_id": "columns", "id_columns": ["g"], "batch_time_ms": 1700000010000}
 

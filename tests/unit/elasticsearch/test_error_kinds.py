@@ -49,7 +49,7 @@ def has(*ids: str) -> Callable[[Sequence[Action]], bool]:
 
 @pytest.mark.parametrize("kind", ["illegal_state_exception", "stack_overflow_error", "exception", "new_exception"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_one_document_that_makes_the_server_fail_is_a_dead_letter(
+def test_one_document_that_breaks_the_server_is_a_dead_letter(
     index: Index, elasticsearch: FakeElasticsearch, kind: str, whole: bool
 ) -> None:
     if whole:
@@ -62,9 +62,11 @@ def test_one_document_that_makes_the_server_fail_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_as_many_suspects_as_the_limit_are_dead_letters_and_one_more_fails_the_batch(
+def test_one_suspect_above_the_limit_fails_the_batch(
     index: Index, elasticsearch: FakeElasticsearch, whole: bool
 ) -> None:
+    """As many suspects as the limit are dead letters."""
+
     def fault(number: int) -> None:
         bad = {f"t+0+{n}" for n in range(number)}
         if whole:
@@ -82,7 +84,7 @@ def test_as_many_suspects_as_the_limit_are_dead_letters_and_one_more_fails_the_b
 @pytest.mark.parametrize("number", [1, 20, 5000])
 @pytest.mark.parametrize("kind", ["exception", "circuit_breaking_exception", "i_o_exception", ""])
 @pytest.mark.parametrize("whole", [False, True])
-def test_an_ill_server_makes_no_dead_letter_and_gets_few_requests(
+def test_an_ill_server_makes_no_dead_letter_and_few_requests(
     index: Index, elasticsearch: FakeElasticsearch, number: int, kind: str, whole: bool
 ) -> None:
     if whole:
@@ -119,9 +121,7 @@ def test_a_server_that_falls_ill_meanwhile_makes_no_dead_letter(
     assert LETTERS not in elasticsearch.indices
 
 
-def test_a_document_alone_is_compared_with_one_of_an_earlier_request(
-    index: Index, elasticsearch: FakeElasticsearch
-) -> None:
+def test_a_lone_document_is_compared_with_an_earlier_requests(index: Index, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.item_fault = fails({"t+0+4"}, 500, "exception")
     counts = index(5, bulk_actions=4, requests_in_flight=1)
     assert (counts.created, counts.dead_lettered) == (4, 1)
@@ -155,7 +155,7 @@ def test_a_document_that_passes_alone_is_no_dead_letter(index: Index, elasticsea
 
 @pytest.mark.parametrize("kind", ["circuit_breaking_exception", "es_rejected_execution_exception"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_request_that_is_too_large_for_the_servers_memory_is_halved(
+def test_a_request_too_large_for_the_servers_memory_is_halved(
     index: Index, elasticsearch: FakeElasticsearch, kind: str, whole: bool
 ) -> None:
     reason = "rejected execution of coordinating operation [operation_bytes=9, max_coordinating_bytes=8]"
@@ -174,9 +174,10 @@ def test_a_request_that_is_too_large_for_the_servers_memory_is_halved(
     assert (counts.created, counts.dead_lettered) == (20, 0)
 
 
-def test_a_document_that_is_too_large_for_the_servers_memory_is_a_letter_without_its_value(
+def test_a_document_too_large_for_the_memory_is_a_bare_letter(
     index: Index, elasticsearch: FakeElasticsearch, clock: Any
 ) -> None:
+    """The server has not enough memory for it; its letter is without its value."""
     elasticsearch.standing_fault = whole_fails(429, "circuit_breaking_exception", has("t+0+7"))
     counts = index(20, max_retry_seconds=30)
     assert (counts.created, counts.dead_lettered) == (19, 1)
@@ -197,7 +198,7 @@ def test_a_document_that_is_too_large_for_the_servers_memory_is_a_letter_without
         (400, "index_closed_exception"),
     ],
 )
-def test_an_error_that_is_no_documents_fails_the_batch_by_its_name(
+def test_an_error_that_is_no_documents_fails_the_batch_by_name(
     index: Index, elasticsearch: FakeElasticsearch, status: int, kind: str
 ) -> None:
     elasticsearch.item_fault = fails({"t+0+7"}, status, kind)
@@ -289,9 +290,7 @@ def test_an_unknown_error_in_place_of_a_document_fails_the_batch(
     assert index(5, error_kinds={"new_exception": "document"}).uncompared == 1
 
 
-def test_a_document_that_the_server_cannot_parse_any_more_is_uncompared(
-    index: Index, elasticsearch: FakeElasticsearch
-) -> None:
+def test_a_document_the_server_cannot_parse_now_is_uncompared(index: Index, elasticsearch: FakeElasticsearch) -> None:
     _with_conflicts(elasticsearch, index)
     elasticsearch.not_read = {"t+0+3": ("x_content_parse_exception", "nested too deep")}
     counts = index(5)
@@ -333,7 +332,7 @@ def test_no_error_can_be_moved_to_success(kinds: dict[str, str]) -> None:
         ElasticsearchOutput(hosts="http://h:1", index="i", error_kinds=kinds)
 
 
-def test_every_type_of_the_table_is_written_as_the_server_writes_it() -> None:
+def test_every_type_of_the_table_is_written_as_by_the_server() -> None:
     assert all(type_ == type_.lower() and " " not in type_ for type_ in KIND_OF)
     assert set(KIND_OF.values()) == set(ErrorKind)
 

@@ -68,9 +68,10 @@ def test_a_letter_that_a_pipeline_drops_fails_the_batch(
         index(make_rows([{"n": 1}, b"junk"]))
 
 
-def test_letters_go_on_through_the_alias_of_earlier_letters_and_into_no_index_of_its_name(
+def test_letters_go_on_through_the_alias_of_earlier_letters(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
+    """No index that has the alias's name is written to."""
     alias = {"letters-1": {"aliases": {LETTERS: {}}, "settings": {"index": {}}}}
     elasticsearch.descriptions[LETTERS] = alias
     carry_out = elasticsearch._carry_out
@@ -96,9 +97,10 @@ def refuses(*numbers: int, kind: str = "illegal_argument_exception") -> Callable
     return lambda action: (400, kind, "of a processor") if action.document.get("n") in numbers else None
 
 
-def test_a_document_is_at_fault_if_others_pass_in_another_request(
+def test_a_document_is_at_fault_if_others_pass_elsewhere(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
+    """The others pass in another request of the same task."""
     elasticsearch.item_fault = refuses(*range(10), kind="of_a_later_version")
     counts = index(make_rows([{"n": n} for n in range(11)]), bulk_actions=2, requests_in_flight=1)
     assert (counts.created, counts.dead_lettered) == (1, 10)
@@ -119,7 +121,7 @@ def test_an_index_that_no_document_passes_is_at_fault(
     assert LETTERS not in elasticsearch.indices
 
 
-def test_a_few_documents_are_at_fault_if_the_index_has_taken_others(
+def test_a_few_documents_are_at_fault_if_the_index_took_others(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     index(make_rows([{"n": 5000}], offsets=[5000]))
@@ -293,7 +295,7 @@ def test_a_batch_whose_dead_letters_find_no_elasticsearch_fails(
         index(make_rows([b"junk", {"n": 1}]))
 
 
-def test_a_dead_letter_that_is_too_large_is_written_without_its_value(
+def test_a_dead_letter_that_is_too_large_has_no_value(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     def small_only(actions: Sequence[Action]) -> Response | None:
@@ -446,9 +448,8 @@ def test_rows_of_one_id_with_different_versions_are_allowed(
     assert repeated_digests([digests]) == 0
 
 
-def test_two_rows_of_one_record_with_one_key_are_refused_whatever_their_versions(
-    make_options: Any, make_rows: Any
-) -> None:
+def test_two_rows_of_one_record_with_one_key_are_refused(make_options: Any, make_rows: Any) -> None:
+    """They are refused whatever their versions are."""
     options = make_options(document_id="key", version="version")
     with pytest.raises(DuplicateIdsError):
         check(options, make_rows([b"{}", b"{}"], offsets=[3, 3], keys=[b"k", b"k"], version=pa.array([5, 5])))

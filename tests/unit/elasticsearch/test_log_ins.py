@@ -121,7 +121,7 @@ def test_a_cloud_id_and_a_host_are_refused_together() -> None:
 
 
 @pytest.mark.parametrize("where", ["in the host", "in the extra"])
-def test_a_server_is_reached_below_the_path_of_a_proxy_in_front_of_it(server: Server, where: str) -> None:
+def test_a_server_is_reached_below_the_path_of_its_proxy(server: Server, where: str) -> None:
     server.prefix = "/search/eu"
     if where == "in the host":
         made = cluster(f"http://{server.address}/search/eu/")
@@ -131,7 +131,8 @@ def test_a_server_is_reached_below_the_path_of_a_proxy_in_front_of_it(server: Se
     assert [arrived.target.partition("?")[0] for arrived in server.arrived] == ["/search/eu/", "/search/eu/clicks"]
 
 
-def test_a_server_whose_path_is_missing_is_refused_with_that_remedy(server: Server) -> None:
+def test_a_server_whose_path_is_missing_is_refused_with_a_remedy(server: Server) -> None:
+    """The remedy is that path."""
     server.prefix = "/search"
     with pytest.raises(ElasticsearchRefusedError, match=r"answer to GET /: 404.*the path if a proxy is in front"):
         find_index(cluster(server.address))
@@ -147,7 +148,7 @@ def test_http_requests_go_through_the_proxy_with_its_login(server: Server) -> No
     assert "p%40ss" not in repr(made)
 
 
-def test_https_requests_ask_the_proxy_for_a_tunnel_and_show_it_nothing_else(server: Server) -> None:
+def test_https_requests_show_the_proxy_nothing_but_a_tunnel(server: Server) -> None:
     made = cluster(
         "https://search.invalid:9243", login="me", password="es-secret", proxy=f"http://joe:pass@{server.address}"
     )
@@ -183,9 +184,7 @@ def test_half_of_the_aws_keys_is_refused() -> None:
 
 @pytest.mark.parametrize("token", [None, "a-session-token"])
 @pytest.mark.parametrize("compress", [False, True])
-def test_what_arrives_has_the_signature_that_botocore_makes_of_it(
-    server: Server, token: str | None, compress: bool
-) -> None:
+def test_what_arrives_has_the_signature_that_botocore_makes(server: Server, token: str | None, compress: bool) -> None:
     pytest.importorskip("botocore", reason="the extra aws is not installed")
     from botocore.auth import SigV4Auth
     from botocore.awsrequest import AWSRequest
@@ -225,9 +224,10 @@ def test_aws_keys_are_found_where_botocore_looks_for_them(server: Server, monkey
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_temporary_aws_keys_that_cannot_be_renewed_are_a_server_that_does_not_answer(
+def test_aws_keys_that_cannot_be_renewed_are_a_silent_server(
     server: Server, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
+    """Temporary keys without a renewal are treated as a server that does not answer."""
     pytest.importorskip("botocore", reason="the extra aws is not installed")
     from botocore.credentials import Credentials
     from botocore.exceptions import ConnectTimeoutError

@@ -78,9 +78,8 @@ def test_the_first_document_is_sent_alone_where_the_place_is_new(send: Send, ela
     assert [len(actions) for _, actions in elasticsearch.bulks] == [4]
 
 
-def test_a_refused_first_document_does_not_show_the_place_but_few_are_sent_alone(
-    send: Send, elasticsearch: FakeElasticsearch
-) -> None:
+def test_a_refused_first_document_shows_no_wrong_place(send: Send, elasticsearch: FakeElasticsearch) -> None:
+    """Few documents are sent alone nevertheless."""
     elasticsearch.item_fault = lambda action: (
         (400, "document_parsing_exception", "no") if action.document["n"] < 9 else None
     )
@@ -89,9 +88,8 @@ def test_a_refused_first_document_does_not_show_the_place_but_few_are_sent_alone
     assert (sent.counts.created, len(sent.rejected)) == (3, 9)
 
 
-def test_a_missing_index_that_a_template_makes_a_data_stream_gets_one_document_which_is_deleted(
-    send: Send, elasticsearch: FakeElasticsearch
-) -> None:
+def test_an_index_that_would_be_a_data_stream_gets_one_document(send: Send, elasticsearch: FakeElasticsearch) -> None:
+    """A template makes it a data stream, and the document is deleted again."""
     backing = ".ds-clicks-2026.11.28-000001"
     reroute(elasticsearch, lambda _: backing)
     elasticsearch.descriptions["clicks"] = {backing: {"data_stream": "clicks", "aliases": {}}}
@@ -101,9 +99,7 @@ def test_a_missing_index_that_a_template_makes_a_data_stream_gets_one_document_w
     assert elasticsearch.documents(backing) == {}
 
 
-def test_an_alias_that_is_deleted_while_a_batch_is_written_becomes_no_index(
-    send: Send, elasticsearch: FakeElasticsearch
-) -> None:
+def test_an_alias_deleted_while_a_batch_is_written_is_no_index(send: Send, elasticsearch: FakeElasticsearch) -> None:
     with pytest.raises(ElasticsearchRefusedError, match="is not an alias") as refused:
         send([{"n": 1}], through_alias=True)
     assert "creates no index of an alias's name" in str(refused.value)

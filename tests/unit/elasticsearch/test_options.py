@@ -27,7 +27,7 @@ def options_of(*, manifests: Any = (), **fields: Any) -> IndexingOptions:
     )
 
 
-def test_every_setting_of_an_output_that_concerns_writing_is_in_the_options() -> None:
+def test_every_setting_of_an_output_about_writing_is_an_option() -> None:
     changed: dict[str, Any] = {
         "dead_letter_index": "other",
         "tombstones": "ignore",
@@ -105,7 +105,8 @@ def test_inputs_are_passed_on_only_if_records_are_read_in_kafka() -> None:
     assert len(options_of(manifests=[(KAFKA, "file:///m/1.json")]).inputs) == 1
 
 
-def test_all_of_sparks_tries_of_a_task_wait_less_than_twice_as_long(make_options: Any) -> None:
+def test_sparks_tries_of_a_task_wait_less_than_twice_as_long(make_options: Any) -> None:
+    """The waits of all of Spark's tries are added up."""
     options = make_options(max_retry_seconds=30)
     tries = [options.for_task(2, earlier) for earlier in range(8)]
     assert tries[0].max_retry_seconds == 30

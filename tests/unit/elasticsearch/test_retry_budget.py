@@ -38,7 +38,8 @@ def test_a_long_wait_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) ->
     assert all("index 'orders' has made no progress" in line and "connection refused" in line for line in reported)
 
 
-def test_the_first_warning_comes_after_two_seconds_however_long_the_waits_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_warning_comes_after_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """It comes then however long the waits are."""
     for seed in range(1000):
         clock = JumpingClock()
         retry_budget = RetryBudget(

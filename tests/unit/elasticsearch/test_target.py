@@ -89,9 +89,10 @@ BEHIND_ALIAS, INDEX_ITSELF = ("clicks-1", "u1"), ("clicks", "u1")
     ],
     ids=["first batch, no index", "first batch", "unchanged", "UUID not shown", "UUID not recorded"],
 )
-def test_the_index_of_earlier_batches_is_written_to_and_any_index_by_the_first(
+def test_later_batches_write_to_the_index_of_the_earlier_ones(
     make_options: Any, known: Any, now: ConcreteIndex | None
 ) -> None:
+    """The first batch writes to any index."""
     make_options(known_indices=known).target.check_known(now)
 
 

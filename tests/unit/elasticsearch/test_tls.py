@@ -162,7 +162,7 @@ def test_plaintext_at_a_tls_port_is_named(serve: Any, tmp_path: Path, kind: Call
         asked(node)
 
 
-def test_a_server_that_closes_connections_and_speaks_no_tls_has_no_fault_of_tls(serve: Any) -> None:
+def test_a_server_that_closes_and_speaks_no_tls_has_no_tls_fault(serve: Any) -> None:
     node = Node("http", "127.0.0.1", serve(lambda _: None))
     with pytest.raises(NoAnswerError):
         asked(node)

@@ -102,7 +102,7 @@ def unused_node() -> Node:
         return Node("http", "127.0.0.1", unused.getsockname()[1])
 
 
-def test_a_body_is_sent_as_it_is_below_the_prefix_and_with_the_credentials(serve: Any) -> None:
+def test_a_body_is_sent_unchanged_with_prefix_and_credentials(serve: Any) -> None:
     server = serve()
     node = Node("http", "127.0.0.1", server.node.port, "/es")
     assert post(Cluster((node,), authorization="ApiKey secret")) == 200
@@ -141,9 +141,7 @@ def test_a_request_is_over_after_the_timeout() -> None:
         transport.close()
 
 
-def test_nodes_take_turns_and_a_dead_one_is_left_out_for_longer_and_longer(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_take_turns_and_a_dead_one_is_left_out_ever_longer(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     first, second, dead = serve(), serve(), serve()
@@ -171,7 +169,7 @@ def test_nodes_take_turns_and_a_dead_one_is_left_out_for_longer_and_longer(
     transport.close()
 
 
-def test_if_all_nodes_are_dead_the_one_that_may_be_back_first_is_asked(serve: Any) -> None:
+def test_of_dead_nodes_the_one_that_may_be_back_first_is_asked(serve: Any) -> None:
     server = serve()
     server.status = 502
     transport = ElasticsearchTransport(Cluster((server.node, unused_node())), connections=1, timeout_seconds=5)
@@ -262,7 +260,7 @@ def test_a_certificate_of_a_known_authority_is_trusted(serve: Any, authority: Au
     assert post(Cluster((server.node,), ca_certs=str(authority.file))) == 200
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused_at_once(serve: Any, authority: Authority) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(serve: Any, authority: Authority) -> None:
     server = serve(authority.server()[0])
     with pytest.raises(
         ElasticsearchRefusedError, match=f"at {server.node} shows a certificate of an authority.*ca_certs"
@@ -293,7 +291,7 @@ def test_another_fingerprint_is_refused_at_once(serve: Any, authority: Authority
     assert server.seen == []
 
 
-def test_a_server_that_only_sends_the_authoritys_certificate_is_not_trusted(serve: Any, authority: Authority) -> None:
+def test_a_server_that_only_sends_the_authoritys_is_not_trusted(serve: Any, authority: Authority) -> None:
     """Its own certificate was signed by another key, so anyone could have made it."""
     context, _ = authority.server(signed_by=ec.generate_private_key(ec.SECP256R1()))
     server = serve(context)
@@ -302,7 +300,7 @@ def test_a_server_that_only_sends_the_authoritys_certificate_is_not_trusted(serv
     assert server.seen == []
 
 
-def test_with_a_fingerprint_no_other_authority_is_trusted_after_the_first_request(
+def test_a_fingerprint_excludes_every_other_authority_later_too(
     serve: Any, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody between may let the first handshake pass, and answer the next one with a publicly signed certificate."""
@@ -349,7 +347,7 @@ def test_a_client_certificate_is_sent(serve: Any, authority: Authority, tmp_path
         ({"ssl_assert_fingerprint": "x" * 64}, "not a fingerprint"),
     ],
 )
-def test_tls_settings_that_cannot_work_are_refused_before_the_first_request(settings: Any, says: str) -> None:
+def test_impossible_tls_settings_are_refused_before_a_request(settings: Any, says: str) -> None:
     with pytest.raises(IndexingOptionsError, match=says):
         ElasticsearchTransport(Cluster((Node("https", "a", 1),), **settings), connections=1, timeout_seconds=1)
 
@@ -367,7 +365,7 @@ def test_hosts_are_urls() -> None:
     )
 
 
-def test_a_connection_of_airflows_opensearch_provider_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_of_airflows_opensearch_provider_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     module._log_aside.cache_clear()
     extra = {"use_ssl": "true", "verify_certs": False, "url_prefix": "/search", "timeout": 30, "http_compress": True}
     with caplog.at_level(logging.INFO):
@@ -468,7 +466,7 @@ def test_a_host_without_a_port_and_a_scheme_is_refused(host: str) -> None:
         Cluster.of(ElasticsearchOutput(hosts=tuple(host.split(",")), index="i"))
 
 
-def test_a_server_that_is_not_there_on_an_assumed_port_is_explained() -> None:
+def test_a_server_that_is_not_at_an_assumed_port_is_explained() -> None:
     node = Node("http", "127.0.0.1", 9, port_assumed=True)
     with pytest.raises(NoAnswerError, match=r"port 9 is that of http.*9200"):
         post(Cluster((node,)))

@@ -12,7 +12,7 @@ from headrace.stream import StreamDefinitionError
 KIND = pa.struct([("carrier", pa.string()), ("flight", pa.string())])
 
 
-def test_lines_become_structs_and_others_are_refused_with_reasons() -> None:
+def test_lines_become_structs_and_others_are_refused_with_reason() -> None:
     lines = [b"AA,1", b'"B;\'B, C",', None, b"DL", b"\xff,1", b'"open', b""]
     decoded, refused = CsvLines(KIND, time_zone="UTC", delimiter=",").decode(pa.array(lines, pa.binary()))
     none = [None] * 5

@@ -49,7 +49,7 @@ def test_a_fenced_attempt_publishes_nothing(tmp_path: Path, later_has_published:
     assert published(tmp_path) == "10"
 
 
-def test_attempts_of_a_replay_and_of_other_batches_are_numbered_by_themselves(tmp_path: Path) -> None:
+def test_attempts_of_a_replay_and_of_batches_are_numbered_apart(tmp_path: Path) -> None:
     written(Claim(tmp_path, 1000, "", 5))
     written(Claim(tmp_path, 10001, "", 7))
     written(Claim(tmp_path, 1000, "again", 6))
@@ -71,7 +71,5 @@ def test_a_folder_that_cannot_be_made_is_reported_by_the_check(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("counts", "rows"), [({"rows": 2, "bytes": 9}, 2), ({"records": 0}, 0), ({"skipped": "x"}, 0)])
-def test_the_dataset_has_the_rows_also_of_a_batch_that_the_writer_did_not_get(
-    counts: dict[str, int | str], rows: int
-) -> None:
+def test_the_dataset_has_the_rows_of_a_batch_the_writer_missed(counts: dict[str, int | str], rows: int) -> None:
     assert datasets_of(NdjsonOutput(path="/data/lines"), counts, None) == {Dataset("file", "/data/lines"): rows}

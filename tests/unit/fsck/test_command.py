@@ -45,7 +45,8 @@ def test_a_finding_is_1_and_says_what_it_means_and_what_to_do(shop: Shop) -> Non
     assert finding["meaning"] and finding["remedy"] and finding["detail"]
 
 
-def test_many_findings_of_a_kind_are_cut_for_people_and_not_for_scripts(shop: Shop) -> None:
+def test_many_findings_of_a_kind_are_cut_for_people_only(shop: Shop) -> None:
+    """A script gets all of them."""
     shop.replay(TIMES[0])
     shop.sql("DELETE FROM batch_outputs WHERE target = 'copy'")
     for number in range(29):

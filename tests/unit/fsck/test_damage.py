@@ -173,7 +173,8 @@ def test_a_replay_that_has_not_written_is_noticed(shop: Shop) -> None:
     assert shop.problems() == [("replay_state_wrong", f"copy {T1}")]
 
 
-def test_offsets_that_nothing_accounts_for_are_a_note_that_only_kafka_can_answer(shop: Shop) -> None:
+def test_offsets_that_nothing_accounts_for_are_a_note(shop: Shop) -> None:
+    """Only Kafka can say what was at those offsets."""
     shop.sql("UPDATE positions SET next_offset = next_offset + 5 WHERE partition = 0")
     report = shop.check()
     assert report.findings == []
@@ -326,7 +327,7 @@ def test_storage_that_cannot_be_read_is_not_a_clean_bill(shop: Shop) -> None:
     assert "nosuch" in report.unchecked[0]
 
 
-def test_records_that_wait_ahead_of_the_clock_are_reported_until_they_are_taken_back(shop: Shop) -> None:
+def test_records_ahead_of_the_clock_are_reported_till_taken_back(shop: Shop) -> None:
     shop.clock.advance(600_000)
     shop.store()
     shop.clock.set_back(600_000)
@@ -337,14 +338,14 @@ def test_records_that_wait_ahead_of_the_clock_are_reported_until_they_are_taken_
     assert shop.check().findings == []
 
 
-def test_a_batch_that_was_allocated_ahead_of_the_clock_is_reported(shop: Shop) -> None:
+def test_a_batch_allocated_ahead_of_the_clock_is_reported(shop: Shop) -> None:
     shop.clock.advance(600_000)
     shop.ledger.allocations.seal(STREAM, shop.clock.now_ms() // INTERVAL_MS * INTERVAL_MS)
     shop.clock.set_back(600_000)
     assert [finding.problem for finding in shop.check().findings] == [Problem.CLOCK_WAS_AHEAD]
 
 
-def test_a_stream_that_was_opened_again_after_a_clock_ahead_has_nothing_wrong(shop: Shop) -> None:
+def test_a_stream_reopened_after_a_clock_ahead_has_nothing_wrong(shop: Shop) -> None:
     shop.clock.advance(600_000)
     shop.store()
     shop.clock.advance(INTERVAL_MS)

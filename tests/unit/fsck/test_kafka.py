@@ -59,7 +59,7 @@ def problems(shop: Shop) -> list[tuple[Problem, str]]:
     return [(finding.problem, finding.subject) for finding in report.findings]
 
 
-def test_what_is_received_and_what_is_still_to_come_is_no_finding(read: Shop) -> None:
+def test_received_records_and_those_to_come_are_no_finding(read: Shop) -> None:
     assert problems(read) == []
     read.store({0: 10, 1: 4})
     assert problems(read) == []

@@ -151,7 +151,7 @@ def test_blocks_that_overlap_in_the_log_break_a_rule(shop: Shop) -> None:
     assert (found.rule, "overlap" in found.detail) == ("segment_wrong", True)
 
 
-def test_a_batch_time_before_that_of_earlier_offsets_breaks_a_rule(shop: Shop) -> None:
+def test_a_batch_time_before_that_of_earlier_offsets_is_wrong(shop: Shop) -> None:
     shop.sql(f"UPDATE blocks SET batch_time_ms = {TIMES[50]} WHERE block_id = 1")
     assert ("batch_time_wrong", "block 2") in broken(shop)
 

@@ -60,7 +60,7 @@ def test_restart_of_a_server(injector: FaultInjector, server: Sleeper) -> None:
     assert server.process.pid != before.pid
 
 
-def test_a_server_that_ends_while_it_starts_again_is_the_service_managers(
+def test_a_server_that_ends_while_it_starts_is_started_again(
     injector: FaultInjector, server: Sleeper, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Airflow's components do whose database is down as well."""
@@ -231,7 +231,7 @@ def test_a_link_that_a_run_has_not_is_a_miss(of_links: FaultInjector) -> None:
         (Shown("well", "All is well.", None), False),
     ],
 )
-def test_a_fault_that_lasts_has_to_be_shown_with_its_part_and_a_remedy(
+def test_a_lasting_fault_has_to_be_shown_with_part_and_remedy(
     shown: Shown, seen: bool, of_links: FaultInjector, link: Link, pages: Pages
 ) -> None:
     pages.shown = shown

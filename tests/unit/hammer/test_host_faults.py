@@ -119,7 +119,7 @@ FULL_LEDGER = "The ledger cannot be written: The disk of the ledger /x/ledger.db
         ("clock a year ahead", "Batch 12:00 is late by 2 min.", "See its page.", False),
     ],
 )
-def test_a_fault_of_a_host_has_to_be_shown_with_its_part_and_its_remedy(
+def test_a_hosts_fault_has_to_be_shown_with_part_and_remedy(
     *,
     kind: str,
     reason: str,

@@ -156,7 +156,7 @@ def test_offsets_that_are_in_no_batch_or_in_two(
     assert uncovered({0: (0, 10)}, taken, topic="t") == reported
 
 
-def test_a_key_has_the_document_of_its_last_record_or_none_if_that_deletes() -> None:
+def test_a_key_has_its_last_records_document_or_none_if_deleted() -> None:
     held = [Place("hammer", 0, offset) for offset in (1_001, 1, 2, 502, 1_503, 3)]
     documents = [Document("0-3", {"offset": 1_503}), Document("0-2", {"offset": 502})]
     assert wrong_keys(held, documents) == []

@@ -140,9 +140,7 @@ def test_a_delay_or_a_trickle_ends_at_once_with_the_fault(
         assert answer == data
 
 
-def test_a_flapping_link_cuts_what_connects_in_between_and_works_afterwards(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flapping_link_cuts_connections_and_works_afterwards(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLAP_SECONDS", (0.02, 0.04))
     abort = threading.Event()
     flap = threading.Thread(target=link.flap, args=(60.0, 0.5, abort))

@@ -11,7 +11,8 @@ from tests.unit.hammer.conftest import wait_until
 from headrace.devstack.server import free_port
 
 
-def test_a_producer_that_is_stuck_is_replaced_and_its_records_count_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_producer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records count as refused."""
     monkeypatch.setattr(module, "STUCK_SECONDS", 0.3)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 1.0)
     load = Load(f"127.0.0.1:{free_port()}", "hammer", records(1), rate=200)

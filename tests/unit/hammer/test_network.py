@@ -22,7 +22,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     return Stack(StackOptions(data=tmp_path, dags=tmp_path / "dags", plugins=tmp_path / "plugins"))
 
 
-def test_airflows_connections_lead_to_the_links_and_the_stacks_own_past_them(stack: Stack) -> None:
+def test_airflows_connections_use_the_links_and_the_stacks_none(stack: Stack) -> None:
     assert stack.kafka and stack.elasticsearch and stack.postgres and stack.airflow
     network = Network(stack, [stack.kafka], ledger=True)
     assert set(network.links) == set(LINKS)
@@ -37,7 +37,7 @@ def test_airflows_connections_lead_to_the_links_and_the_stacks_own_past_them(sta
     assert ledger.target == stack.postgres.port
 
 
-def test_a_broker_advertises_its_link_to_those_who_come_through_it(stack: Stack) -> None:
+def test_a_broker_advertises_its_link_to_those_who_came_by_it(stack: Stack) -> None:
     assert stack.kafka
     network = Network(stack, [stack.kafka], ledger=False)
     (link,) = network.links[Target.KAFKA_LINK]
@@ -59,7 +59,8 @@ def test_each_of_three_brokers_has_a_link_of_its_own(stack: Stack, tmp_path: Pat
     assert addresses == ",".join(f"127.0.0.1:{link.port}" for link in links)
 
 
-def test_three_brokers_are_one_cluster_that_loses_nothing_with_its_leader(tmp_path: Path) -> None:
+def test_three_brokers_are_a_cluster_that_survives_its_leader(tmp_path: Path) -> None:
+    """Nothing is lost with the leader."""
     first = KafkaServer(tmp_path / "kafka")
     brokers = [first, *further_brokers(first, tmp_path, 3)]
     assert [broker.name for broker in brokers] == ["kafka", "kafka-2", "kafka-3"]

@@ -80,7 +80,7 @@ def test_everything_that_the_issue_names_is_hit() -> None:
     assert (Target.DISK, Action.FILL) in kinds
 
 
-def test_links_are_hit_by_each_fault_of_a_network_and_only_where_a_run_asks_for_it() -> None:
+def test_links_are_hit_by_each_network_fault_only_if_asked_for() -> None:
     faults = {
         Action.CUT,
         Action.RESET,
@@ -102,14 +102,14 @@ def test_a_leader_is_hit_only_among_several_brokers() -> None:
     assert {kind.action for kind in three if kind.target is Target.LEADER} == {Action.KILL, Action.HANG}
 
 
-def test_each_fault_that_has_to_be_seen_lasts_long_enough_at_times() -> None:
+def test_each_fault_that_must_be_seen_lasts_long_enough_at_times() -> None:
     for kind in KINDS:
         if kind.visible_after is not None:
             assert any(held.least > kind.visible_after for held in kind.holds)
             assert kind.target in WORDS
 
 
-def test_a_hosts_faults_are_injected_only_where_a_run_asks_for_them() -> None:
+def test_a_hosts_faults_are_injected_only_if_a_run_asks_for_them() -> None:
     of_host = {Target.LEDGER_DISK, Target.SYNCS, Target.CLOCK}
     assert not of_host & {kind.target for kind in kinds_of(ScheduleOptions(seed=5, minutes=60))}
     assert of_host < {kind.target for kind in kinds_of(ScheduleOptions(seed=5, minutes=60, host=True))}

@@ -68,9 +68,7 @@ def test_the_driver_is_the_receiver_job_that_is_no_java(start: Start, stack_id: 
     assert targets.jobs() == 0
 
 
-def test_receivers_are_the_workers_that_have_the_log_open_for_writing(
-    start: Start, stack_id: str, tmp_path: Path
-) -> None:
+def test_receivers_are_the_workers_with_the_log_open_for_writing(start: Start, stack_id: str, tmp_path: Path) -> None:
     targets = TargetProcesses(stack_id, "hammer", tmp_path)
     segment = tmp_path / "segment"
     opening = f"file = open({str(segment)!r}, {{mode!r}}); {SLEEP}"

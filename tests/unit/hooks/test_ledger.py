@@ -62,7 +62,7 @@ def test_an_event_loop_opens_it_too(tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_connection_of_another_kind_is_refused_without_its_secrets(monkeypatch):
+def test_another_kind_of_connection_is_refused_without_secrets(monkeypatch):
     connection = {"conn_type": "http", "host": "db", "password": "s3cret"}
     monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
     with pytest.raises(LedgerUrlError, match="headrace_ledger") as found:
@@ -77,7 +77,7 @@ def test_the_test_button_shows_what_is_wrong(monkeypatch):
     assert message
 
 
-def test_a_stream_is_registered_with_its_steps_order_and_lateness(tmp_path):
+def test_a_stream_is_registered_with_steps_order_and_lateness(tmp_path):
     stream = Stream(
         name="flights",
         inputs=KafkaInput(id="departures", bootstrap_servers="127.0.0.1:1", topics="departures"),
@@ -100,7 +100,7 @@ def test_a_stream_is_registered_with_its_steps_order_and_lateness(tmp_path):
     assert row.max_concurrent_batches == 1
 
 
-def test_a_task_of_a_registered_stream_loads_neither_recovery_nor_receivers(tmp_path, monkeypatch):
+def test_a_task_of_a_known_stream_loads_no_recovery_or_receivers(tmp_path, monkeypatch):
     stream = clicks(tmp_path)
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, stream)
@@ -121,7 +121,7 @@ def in_a_task(monkeypatch):
     return run
 
 
-def test_tasks_of_an_older_dag_version_leave_the_newest_definition_as_it_is(tmp_path, in_a_task):
+def test_an_older_dag_versions_tasks_keep_the_newest_definition(tmp_path, in_a_task):
     old = clicks(tmp_path)
     new = old.model_copy(update={"batch_by": "timestamp"})
     with Ledger.open(old.ledger) as ledger:

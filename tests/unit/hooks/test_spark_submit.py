@@ -47,7 +47,7 @@ def test_the_streams_settings_make_the_command(tmp_path):
     assert command[-3:] == ["/app/receiver.py", "--stream", "flights"]
 
 
-def test_no_secret_is_on_the_command_line_but_all_are_in_the_environment(tmp_path):
+def test_no_secret_is_on_the_command_line_but_all_in_environment(tmp_path):
     made = hook(make(tmp_path, master="local[4]"))
     assert not any("s3cret" in part or "k" * 32 in part for part in made.command("/app/receiver.py"))
     assert "s3cret" in made.environment()["AIRFLOW_CONN_KAFKA_FLIGHTS"]
@@ -71,7 +71,8 @@ def test_a_task_may_have_a_connection_if_its_stream_has_no_other(tmp_path, monke
         hook(make(tmp_path, connection="other"), conn_id="cluster")
 
 
-def test_a_tasks_settings_win_over_the_streams_and_the_log_names_them_without_values(tmp_path, capsys):
+def test_a_tasks_settings_win_over_the_streams(tmp_path, capsys):
+    """The log names them without their values."""
     conf = {"spark.executor.memory": "1g", "spark.executor.instances": "2", "spark.label": "a", "spark.same": "1"}
     conf["spark.driver.memory"] = "1g"
     stream = make(tmp_path, master="yarn", conf=conf)

@@ -113,7 +113,7 @@ def test_all_brokers_down_says_less_than_the_error_of_one() -> None:
     assert "Connection refused" in last.text
 
 
-def test_a_failed_renewal_is_shown_again_when_the_connection_is_lost() -> None:
+def test_a_failed_renewal_is_shown_again_after_a_lost_connection() -> None:
     now = [0.0]
     last = KeptError(now=lambda: now[0])
     last.note(TOKEN)

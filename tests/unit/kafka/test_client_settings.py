@@ -47,7 +47,7 @@ def test_delivery_is_headraces_own(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 @pytest.mark.parametrize(
     ("rate", "messages", "partition_bytes"), [(None, 131_072, 1 << 20), (0.5, 1, 65_536), (1_000, 1_000, 256_000)]
 )
-def test_a_partition_with_a_rate_is_prefetched_for_about_a_second(
+def test_a_partition_with_a_rate_is_prefetched_for_a_second(
     rate: float | None, messages: int, partition_bytes: int
 ) -> None:
     source = KafkaInput(bootstrap_servers="b:1", topics=("a",))
@@ -138,7 +138,7 @@ ORDINARY = {
 }
 
 
-def test_what_does_not_concern_reading_is_left_aside_and_logged_once(
+def test_settings_not_for_reading_are_left_aside_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client._leave_aside.cache_clear()
@@ -257,7 +257,7 @@ def test_librdkafka_knows_every_setting() -> None:
         ({"security.protocol": "SASL_SSL"}, r"sets no sasl\.mechanism, which means GSSAPI"),
     ],
 )
-def test_kerberos_is_refused_where_the_client_was_built_without_it(
+def test_kerberos_is_refused_if_the_client_was_built_without_it(
     monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(client, "has_kerberos", lambda: False)
@@ -298,7 +298,7 @@ def test_the_client_itself_says_whether_it_has_kerberos() -> None:
         assert client.has_kerberos()
 
 
-def test_the_check_of_a_stream_refuses_the_log_in_of_its_connections(
+def test_the_streams_check_refuses_the_log_in_of_its_connections(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(client, "has_kerberos", lambda: False)

@@ -72,7 +72,7 @@ def test_chunks_give_what_all_messages_at_once_give(messages: list[Message], mos
         assert in_lots.batch is None
 
 
-def test_no_more_than_asked_for_is_taken_and_a_short_lot_is_the_last() -> None:
+def test_no_more_than_asked_is_taken_and_a_short_lot_is_the_last() -> None:
     consumer = Consumer([message(offset) for offset in range(3 * CHUNK)])
     columns = consume(consumer, CHUNK + 7, 0.0, separate_errors=never)
     assert columns is not None and len(columns) == CHUNK + 7
@@ -123,7 +123,7 @@ def test_a_known_topic_is_not_asked_for() -> None:
     assert (list(columns.names), columns.codes.tolist()) == (["a"], [0, 0])
 
 
-def test_topics_keep_their_rows_when_lots_name_them_in_another_order() -> None:
+def test_topics_keep_their_rows_if_lots_name_them_in_other_order() -> None:
     chunks = [columns_of([message(0, "a"), message(0, "b")]), columns_of([message(1, "b"), message(1, "a")])]
     columns = concat(chunks)
     assert [columns.names[code] for code in columns.codes] == ["a", "b", "b", "a"]
@@ -137,7 +137,7 @@ def test_rows_can_be_chosen() -> None:
     assert chosen.headers.to_pylist() == [None, [{"key": "h", "value": b"2"}]]
 
 
-def test_a_leader_epoch_that_a_broker_does_not_report_ends_the_records_of_the_one_before() -> None:
+def test_an_unreported_leader_epoch_ends_the_former_ones_records() -> None:
     messages = [message(0, leader_epoch=1), message(1), message(2, leader_epoch=2)]
     assert convert(columns_of(messages), OWNED).epochs == {
         OWNED["a", 0].partition: [EpochRecords(0, 1, 1), EpochRecords(2, 3, 2)]

@@ -14,7 +14,7 @@ P0 = TopicPartition("clicks", "id", 0)
 P1 = TopicPartition("clicks", "id", 1)
 
 
-def test_ranges_that_meet_are_one_run_and_stay_counted_one_by_one() -> None:
+def test_ranges_that_meet_are_one_run_and_are_counted_singly() -> None:
     ranges = [RecordedRange(P1, 0, 4, 4), RecordedRange(P0, 5, 9, 3, 7), RecordedRange(P0, 0, 5, 5)]
     assert deal(ranges, 1) == [(RangeRun.of([ranges[2], ranges[1]]), RangeRun.of([ranges[0]]))]
 
@@ -36,7 +36,7 @@ def test_an_offset_in_two_ranges_is_refused() -> None:
         deal([RecordedRange(P0, 4, 9, 5), RecordedRange(P0, 0, 5, 5)], 2)
 
 
-def test_few_records_are_one_task_and_an_uncounted_range_is_split() -> None:
+def test_few_records_are_one_task_and_uncounted_ranges_are_split() -> None:
     assert len(deal([RecordedRange(P0, 0, 900, 900), RecordedRange(P1, 0, 900, 900)], 8)) == 1
     tasks = deal([RecordedRange(P0, 0, 1000, None)], 4, min_task_records=10)
     assert [run for task in tasks for run in task] == [

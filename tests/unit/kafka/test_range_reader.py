@@ -126,7 +126,7 @@ class SlowToForget(FakeConsumer):
 
 
 @pytest.mark.parametrize("records", [10, None])
-def test_an_earlier_range_of_a_partition_is_read_after_a_later_one(clicks: Clicks, records: int | None) -> None:
+def test_a_partitions_earlier_range_is_read_after_a_later_one(clicks: Clicks, records: int | None) -> None:
     clicks.kafka.produce("clicks", 0, *[b"%d" % number for number in range(100)])
     clients = RangeClients.of(KafkaInput(bootstrap_servers="nowhere:1", topics="clicks"))
     with KafkaRangeReader(
@@ -139,7 +139,7 @@ def test_an_earlier_range_of_a_partition_is_read_after_a_later_one(clicks: Click
             assert [row["offset"] for row in read] == [*range(begin, begin + 10)]
 
 
-def test_a_range_ends_by_the_position_where_its_last_offsets_hold_nothing(clicks: Clicks) -> None:
+def test_a_range_ends_by_the_position_if_its_end_holds_nothing(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a", CONTROL, CONTROL, CONTROL)
     assert clicks.read(clicks.run(0, 0, (4, 1))) == [(0, 0, b"a")]
     clicks.kafka.produce("clicks", 0, CONTROL, b"later")
@@ -153,7 +153,7 @@ def test_what_stands_after_a_damaged_record_is_not_taken_for_all(clicks: Clicks)
         clicks.read(clicks.run(0, 0, (3, 3)))
 
 
-def test_what_comes_behind_a_passing_error_is_fetched_again_from_there(clicks: Clicks) -> None:
+def test_records_behind_a_passing_error_are_fetched_from_there(clicks: Clicks) -> None:
     """Not taken as if nothing lay between: of a range without a count nobody would miss it."""
     clicks.kafka.produce("clicks", 0, b"a", b"b", b"c", b"d")
     clicks.kafka.produce("clicks", 1, b"e")
@@ -171,9 +171,7 @@ def test_what_comes_behind_a_passing_error_is_fetched_again_from_there(clicks: C
     assert values == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_a_lasting_error_is_reported_and_no_record_after_it_is_used(
-    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lasting_error_is_reported_and_no_later_record_used(clicks: Clicks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_ranges, "_FINAL", frozenset())
     clicks.kafka.produce("clicks", 0, b"a", FakeEntry(b"b", kind="damaged"), b"c")
     with pytest.raises(RangesUnreadableError, match=r"clicks-0 \[0, 3\) from offset 1 on.*last error: _BAD_MSG"):
@@ -199,7 +197,8 @@ def test_more_records_than_recorded_are_an_error(clicks: Clicks) -> None:
         clicks.read(clicks.run(0, 0, (2, 1)))
 
 
-def test_records_that_took_the_offsets_of_others_are_refused_before_any_is_returned(clicks: Clicks) -> None:
+def test_records_at_the_offsets_of_others_are_refused_first(clicks: Clicks) -> None:
+    """They are refused before any record is returned."""
     clicks.kafka.produce("clicks", 0, b"a", b"b")
     clicks.kafka.elect("clicks", 0)
     clicks.kafka.produce("clicks", 0, b"c", b"d", b"e")
@@ -253,7 +252,7 @@ def test_a_topic_of_the_same_name_is_not_taken_for_it(clicks: Clicks) -> None:
     assert not returned
 
 
-def test_a_broker_that_is_away_when_the_topics_are_checked_may_come_back(clicks: Clicks) -> None:
+def test_a_broker_away_during_the_topics_check_may_come_back(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a")
     silent = [RangesUnreadableError("Kafka does not describe clicks")]
 
@@ -268,7 +267,7 @@ def test_a_broker_that_is_away_when_the_topics_are_checked_may_come_back(clicks:
     assert not silent
 
 
-def test_a_counted_range_whose_records_come_at_once_costs_one_query(clicks: Clicks) -> None:
+def test_a_counted_range_that_comes_at_once_costs_one_query(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a", b"b")
     asked: list[Collection[str]] = []
 
@@ -284,7 +283,7 @@ def test_a_counted_range_whose_records_come_at_once_costs_one_query(clicks: Clic
         assert len(asked) == 3, "not counted: records may be missing at its end"
 
 
-def test_a_user_who_may_not_describe_the_topics_is_refused_at_once(clicks: Clicks) -> None:
+def test_a_user_who_may_not_describe_topics_is_refused_at_once(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a")
     asked = 0
 

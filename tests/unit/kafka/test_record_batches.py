@@ -50,7 +50,7 @@ def test_every_field_arrives() -> None:
     assert decode(encode(converted.batch)).equals(converted.batch)
 
 
-def test_what_is_not_owned_or_below_the_position_is_left_out_and_counted() -> None:
+def test_foreign_and_earlier_records_are_left_out_and_counted() -> None:
     cursors = {("a", 0): Cursor(A0, 5)}
     converted = convert(
         columns_of([message("a", 0, 4), message("a", 0, 5), message("a", 1, 0), message("a", 0, 6)]), cursors
@@ -67,7 +67,7 @@ def test_a_repeated_offset_counts_once() -> None:
     assert converted.below_position == 2
 
 
-def test_the_range_reaches_to_the_position_beyond_the_last_record() -> None:
+def test_the_range_reaches_to_the_position_past_the_last_record() -> None:
     converted = convert(columns_of([message("a", 0, 9)]), {("a", 0): Cursor(A0, 7)})
     (chunk,) = chunks_of(converted, {A0: 7}, {A0: 22}, 1 << 20)
     assert chunk.ranges == (OffsetRange(A0, 7, 22, 1),)
@@ -101,7 +101,7 @@ def test_a_partition_can_be_taken_out_of_a_block() -> None:
     st.integers(20, 400),
     st.integers(0, 5),
 )
-def test_chunks_cover_what_lies_between_and_hold_every_record_once(
+def test_chunks_cover_the_gaps_and_hold_every_record_once(
     arrivals: list[tuple[tuple[str, int], int, int]], limit: int, beyond: int
 ) -> None:
     """However the records are split, the ranges meet and end where the position is."""
@@ -137,7 +137,7 @@ class _Poisoned(Message):  # type: ignore[misc]
         raise SystemError("returned a result with an exception set")
 
 
-def test_headers_that_cannot_be_read_are_left_out_and_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_headers_are_left_out_and_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_HEADERS", lambda message: message.headers())
     partition = TopicPartition("a", "id", 0)
     poisoned = [_Poisoned(topic="a", partition=0, offset=n, value=b"v", timestamp=(1, 5)) for n in (1, 3)]

@@ -70,9 +70,8 @@ def source(extra: dict[str, Any], environ: dict[str, str] | None = None) -> Toke
 
 @pytest.mark.parametrize("reference", [HERE, f"{__name__}:token"])
 @pytest.mark.parametrize("listed", [HERE, f" other.function , {__name__}:token "])
-def test_a_function_that_is_allowed_makes_the_tokens_wherever_the_settings_are_pickled_to(
-    reference: str, listed: str
-) -> None:
+def test_an_allowed_function_makes_tokens_wherever_it_is_pickled(reference: str, listed: str) -> None:
+    """It makes them wherever the settings are pickled to."""
     found = source({"oauth_cb": reference}, {ALLOWLIST_VARIABLE: listed})
     copy = pickle.loads(pickle.dumps(found))  # noqa: S301 - made above
     assert copy.token("the config")[0] == "a.b.c"
@@ -87,9 +86,7 @@ def test_a_function_that_is_not_allowed_is_not_imported(listed: str) -> None:
     assert "antigravity" not in sys.modules
 
 
-def test_the_allowed_functions_are_in_the_file_of_the_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_allowed_functions_are_in_the_connections_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = {"conn_type": "kafka", "extra": {"bootstrap.servers": "b:1", **OAUTH, "oauth_cb": HERE}}
     file = tmp_path / "connections.json"
     file.write_text(json.dumps({"AIRFLOW_CONN_BROKERS": json.dumps(connection), ALLOWLIST_VARIABLE: HERE}))
@@ -109,7 +106,7 @@ def test_librdkafka_makes_the_tokens_of_oidc() -> None:
     assert "oauth_cb" not in settings({"sasl.oauthbearer.method": "OIDC"})
 
 
-def test_oauthbearer_without_anything_that_makes_tokens_is_refused() -> None:
+def test_oauthbearer_without_a_source_of_tokens_is_refused() -> None:
     with pytest.raises(ClientSettingError, match="nothing makes its tokens"):
         settings({})
 
@@ -128,7 +125,8 @@ def test_oauthbearer_without_anything_that_makes_tokens_is_refused() -> None:
     ],
     ids=["raises", "import", "none", "short", "bytes", "text", "principal", "ended"],
 )
-def test_no_client_is_made_without_a_token_and_the_reason_names_connection_and_host(outcome: Any, reason: str) -> None:
+def test_no_client_is_made_without_a_token(outcome: Any, reason: str) -> None:
+    """The reason names the connection and the host."""
     outcomes[:] = [outcome]
     config = settings({"oauth_cb": HERE})
     began = time.monotonic()
@@ -140,9 +138,10 @@ def test_no_client_is_made_without_a_token_and_the_reason_names_connection_and_h
     assert HERE in str(refused.value)
 
 
-def test_a_function_that_hangs_has_an_end_and_is_not_called_a_second_time_meanwhile(
+def test_a_function_that_hangs_has_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A function that hangs is not called a second time meanwhile."""
     monkeypatch.setattr(tokens, "TOKEN_SECONDS", 0.2)
     hangs = threading.Event()
     outcomes[:] = [hangs]
@@ -156,7 +155,7 @@ def test_a_function_that_hangs_has_an_end_and_is_not_called_a_second_time_meanwh
     assert source({"oauth_cb": HERE}).token(None)[0] == "a.b.c"
 
 
-def test_a_client_begins_with_the_token_that_was_fetched_and_renews_it() -> None:
+def test_a_client_begins_with_the_fetched_token_and_renews_it() -> None:
     outcomes[:] = [("first.b.c", time.time() + 2), ("second.b.c", time.time() + 300)]
     consumer = open_consumer({**settings({"oauth_cb": HERE, "sasl.oauthbearer.config": "x=y"}), **QUIET})
     try:
@@ -170,9 +169,10 @@ def test_a_client_begins_with_the_token_that_was_fetched_and_renews_it() -> None
         consumer.close()
 
 
-def test_a_token_that_cannot_be_renewed_is_the_clients_error_with_its_reason(
+def test_a_token_that_is_not_renewed_is_the_clients_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The error has the reason."""
     outcomes[:] = [("first.b.c", time.time() + 2), RuntimeError("the vault is sealed")]
     heard: list[str] = []
     config = {**settings({"oauth_cb": HERE}), **QUIET, "error_cb": lambda error: heard.append(error.str())}
@@ -206,7 +206,7 @@ def test_clients_are_made_in_one_place() -> None:
 # -- Amazon MSK ----------------------------------------------------------------------------------------------------
 
 
-def test_msk_gets_a_request_to_connect_that_is_signed_for_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_msk_gets_a_connect_request_signed_for_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aws_msk_iam_sasl_signer")
     for name, value in {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "hush"}.items():
         monkeypatch.setenv(name, value)
@@ -257,7 +257,7 @@ def test_servers_that_only_look_like_those_of_msk_get_no_token() -> None:
         settings({"bootstrap.servers": "b.kafka.us-east-1.amazonaws.com.evil.example:9098"})
 
 
-def test_what_a_token_function_raises_is_repeated_without_its_secrets() -> None:
+def test_a_token_functions_error_is_repeated_without_secrets() -> None:
     outcomes[:] = [RuntimeError("401 from https://idp/token?client_secret=S3CR3T: {'access_token': 'S3CR3T'}")]
     with pytest.raises(
         TokenError, match=r"RuntimeError: 401 from https://idp/token.*test_tokens\.py, line \d+"
@@ -338,7 +338,7 @@ def _as_file(key: dict[str, str], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("given", [_as_dict, _as_text, _as_file])
-def test_google_gets_the_access_token_of_the_account_in_airflows_connection(
+def test_google_gets_the_token_of_the_account_in_the_connection(
     google_key: dict[str, str], given: Callable[[dict[str, str], Path], dict[str, Any]], tmp_path: Path
 ) -> None:
     pytest.importorskip("google.auth")

@@ -82,7 +82,7 @@ def test_the_network_policy_is_for_the_workers_of_the_set() -> None:
     assert int(servers) in egress
 
 
-def test_the_service_monitor_scrapes_the_metrics_with_the_token_that_airflow_has() -> None:
+def test_the_service_monitor_scrapes_with_airflows_token() -> None:
     """The Prometheus operator's own schema is in no package registry."""
     monitor = yaml.safe_load((EXAMPLE / "service-monitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["endpoints"]

@@ -230,7 +230,7 @@ def test_slots_are_held_by_live_leases(filled: Any) -> None:
     assert filled.ledger.attempts.begin("flights", T2, **RUN).number == 1
 
 
-def test_a_range_that_is_run_again_takes_no_slot_from_the_batches_that_are_due(filled: Any) -> None:
+def test_a_range_run_again_takes_no_slot_from_due_batches(filled: Any) -> None:
     filled.allocate(T1)
     filled.allocate(T2)
     attempts = filled.ledger.attempts
@@ -253,7 +253,8 @@ def test_more_slots_run_more_batches(build: Callable[..., Any]) -> None:
         world.ledger.attempts.begin("flights", T2, **RUN)
 
 
-def test_an_ordered_stream_waits_for_earlier_batches_and_unclaimed_times(build: Callable[..., Any]) -> None:
+def test_an_ordered_stream_waits_for_batches_and_unclaimed_times(build: Callable[..., Any]) -> None:
+    """It waits for the earlier ones of both."""
     world = build(ordered=True, max_concurrent_batches=4)
     world.add({0: (0, 1)})
     world.clock.advance(2000)
@@ -295,7 +296,8 @@ def test_only_a_completed_batch_is_checkpointed(filled: Any) -> None:
     assert filled.ledger.results.behind("flights") == []
 
 
-def test_a_batch_that_changed_while_its_result_was_written_is_not_checkpointed(filled: Any) -> None:
+def test_a_batch_changed_during_its_result_is_not_checkpointed(filled: Any) -> None:
+    """The batch changed while its result was written."""
     filled.allocate(T1)
     filled.allocate(T2)
     batch, other = filled.complete(T1, checkpoint=False), filled.complete(T2, checkpoint=False)
@@ -350,7 +352,8 @@ def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:
     assert filled.ledger.gaps.page("flights")[0].batch_time_ms == T1
 
 
-def test_an_abandoned_batch_with_vanished_blocks_is_one_gap_and_counts_each_offset_once(filled: Any) -> None:
+def test_an_abandoned_batch_with_vanished_blocks_is_one_gap(filled: Any) -> None:
+    """Each offset counts once."""
     ledger, first = filled.ledger, OffsetRange(filled.partitions[0], 0, 10, 10)
     filled.allocate(T1)
     lost = [("kafka", first)]

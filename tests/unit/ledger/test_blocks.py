@@ -23,7 +23,8 @@ from headrace.ledger.receiving.tables import WaitingTimes
 NOW_MS = 1_700_000_000_000
 
 
-def test_a_block_moves_its_positions_and_gets_the_first_interval_end_after_its_cut(world: Any) -> None:
+def test_a_block_gets_the_first_interval_end_after_its_cut(world: Any) -> None:
+    """The block moves the positions of its partitions, too."""
     added = world.add({0: (0, 10), 1: (0, 5)})
     assert (added.batch_time_ms, added.duplicate) == (NOW_MS + 1000, False)
     assert [world.position(partition) for partition in range(3)] == [10, 5, 0]
@@ -190,7 +191,7 @@ def test_unclaimed_times_count_what_no_batch_took(world: Any) -> None:
     assert world.ledger.batches.next_unclaimed("flights") is None
 
 
-def test_a_time_with_blocks_of_several_receivers_is_one_unclaimed_time(world: Any) -> None:
+def test_a_time_with_blocks_of_many_receivers_is_unclaimed_once(world: Any) -> None:
     other = world.lease(1)
     world.ledger.positions.request_release(world.job, "kafka", [world.partitions[2]])
     world.ledger.positions.release(world.receiver, world.partitions[2])

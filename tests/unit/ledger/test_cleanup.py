@@ -133,14 +133,14 @@ def test_an_absorbed_time_goes_with_the_batch_that_took_it(world: Any) -> None:
     assert cleanup.cleanable_batches("flights", NOW_MS * 2) == []
 
 
-def test_a_segment_of_frames_that_were_never_accepted_goes_once_closed(world: Any) -> None:
+def test_a_segment_of_unaccepted_frames_goes_once_closed(world: Any) -> None:
     open_segment(world, world.receiver, "a")
     assert removable(world) == []
     world.lease(0)
     assert removable(world) == ["a"]
 
 
-def test_a_batch_that_failed_when_it_was_run_again_holds_no_window(logged: Any) -> None:
+def test_a_batch_that_failed_when_run_again_holds_no_window(logged: Any) -> None:
     cleanup, attempts = logged.ledger.cleanup, logged.ledger.attempts
     logged.complete(T1)
     logged.complete(T2)
@@ -157,7 +157,7 @@ def test_a_batch_that_failed_when_it_was_run_again_holds_no_window(logged: Any) 
     assert cleanup.needed_from("flights") == T2 + 2000
 
 
-def test_a_batch_that_is_read_again_from_kafka_does_not_keep_the_log_after_it(logged: Any) -> None:
+def test_a_batch_reread_from_kafka_does_not_keep_later_segments(logged: Any) -> None:
     logged.complete(T1)
     logged.complete(T2)
     logged.clock.advance(100_000)
@@ -168,7 +168,7 @@ def test_a_batch_that_is_read_again_from_kafka_does_not_keep_the_log_after_it(lo
     assert logged.ledger.cleanup.needed_from("flights", in_log=False) == T1, "its window's batches stay in the ledger"
 
 
-def test_what_began_to_run_since_keeps_what_its_window_reaches_back_to(logged: Any) -> None:
+def test_what_began_since_keeps_what_its_window_reaches_back_to(logged: Any) -> None:
     cleanup, attempts = logged.ledger.cleanup, logged.ledger.attempts
     logged.complete(T1)
     logged.complete(T2)

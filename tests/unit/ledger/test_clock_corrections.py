@@ -34,7 +34,7 @@ def _ranges(world: Any, batch_time_ms: int) -> dict[int, tuple[int, int, int]]:
     return {row.partition.partition: (row.from_offset, row.until_offset, row.records) for row in inputs}
 
 
-def test_the_next_batch_takes_back_what_waits_in_times_that_are_still_to_come(stalled: Any) -> None:
+def test_the_next_batch_takes_back_what_waits_in_times_to_come(stalled: Any) -> None:
     stalled.clock.advance(INTERVAL_MS)
     stalled.allocate(T1)
     assert _ranges(stalled, T1) == {0: (0, 10, 10), 2: (0, 1, 1)}
@@ -74,7 +74,8 @@ def test_a_segment_that_was_closed_meanwhile_is_cleaned_in_time(stalled: Any) ->
     assert {row.last_batch_time_ms for row in snapshot.positions} == {T1}
 
 
-def test_an_allocated_batch_keeps_its_blocks_and_what_follows_it_stays_behind_it(world: Any) -> None:
+def test_an_allocated_batch_keeps_its_blocks_and_its_place(world: Any) -> None:
+    """What follows it stays behind it."""
     world.add({0: (0, 10)})
     world.clock.advance(AHEAD_MS)
     world.add({0: (10, 20)})
@@ -109,7 +110,8 @@ def test_a_run_allocates_nothing_ahead_of_its_own_host(world: Any) -> None:
     assert late == T1 + AHEAD_MS, "the ledger's clock counts while they nearly agree"
 
 
-def test_a_job_that_died_while_the_clock_was_ahead_is_replaced_after_its_lease(world: Any) -> None:
+def test_a_job_that_died_under_a_clock_ahead_is_replaced(world: Any) -> None:
+    """It is replaced after its lease."""
     acquire = world.ledger.jobs.acquire
     world.clock.advance(AHEAD_MS)
     world.ledger.jobs.renew(world.job)
@@ -127,7 +129,8 @@ def test_a_job_that_died_while_the_clock_was_ahead_is_replaced_after_its_lease(w
     assert acquire(STREAM, holder="next", lease_ms=10_000).epoch == world.job.epoch + 1
 
 
-def test_a_shared_job_that_died_while_the_clock_was_ahead_is_replaced_after_its_lease(world: Any) -> None:
+def test_a_shared_job_that_died_under_a_clock_ahead_is_replaced(world: Any) -> None:
+    """It is replaced after its lease."""
     acquire = world.ledger.shared_jobs.acquire
     world.clock.advance(AHEAD_MS)
     acquire("shared", holder="first", lease_ms=10_000)
@@ -138,7 +141,7 @@ def test_a_shared_job_that_died_while_the_clock_was_ahead_is_replaced_after_its_
     assert acquire("shared", holder="next", lease_ms=10_000).holder == "next"
 
 
-def test_partitions_are_not_taken_for_drained_by_a_clock_that_was_ahead(build: Any) -> None:
+def test_partitions_are_not_drained_by_a_clock_that_was_ahead(build: Any) -> None:
     world = build(batch_by="timestamp", allowed_lateness_ms=0)
     ahead_ms = NOW_MS + AHEAD_MS
     world.clock.advance(AHEAD_MS)
@@ -212,7 +215,7 @@ def test_a_year_later_no_block_joins_a_batch_of_that_time(standing: Any) -> None
     assert len(standing.ledger.allocations.blocks_of(STREAM, T2 + YEAR_MS)) == 1
 
 
-def test_a_clock_that_is_ahead_again_moves_no_block_out_of_its_batch(standing: Any) -> None:
+def test_a_clock_ahead_again_moves_no_block_out_of_its_batch(standing: Any) -> None:
     standing.ledger.clock_corrections.reopen(STREAM)
     standing.clock.advance(AHEAD_MS)
     standing.add({0: (40, 50)})
@@ -222,7 +225,7 @@ def test_a_clock_that_is_ahead_again_moves_no_block_out_of_its_batch(standing: A
     assert len(standing.ledger.allocations.blocks_of(STREAM, T2 + INTERVAL_MS + YEAR_MS)) == 1
 
 
-def test_an_ordered_stream_finishes_the_batches_of_the_clock_ahead_first(build: Any) -> None:
+def test_an_ordered_stream_finishes_a_clock_aheads_batches_first(build: Any) -> None:
     world = build(ordered=True)
     world.clock.advance(YEAR_MS)
     world.add({0: (0, 10)})
@@ -246,7 +249,7 @@ def test_a_stream_with_state_is_not_opened_again(build: Any) -> None:
         world.ledger.clock_corrections.reopen(STREAM)
 
 
-def test_a_definition_declared_by_a_clock_ahead_is_replaced_by_the_next(world: Any) -> None:
+def test_a_definition_of_a_clock_ahead_is_replaced_by_the_next(world: Any) -> None:
     def declare(definition: str, at_ms: int) -> int:
         fields = {"batch_interval_ms": INTERVAL_MS, "block_interval_ms": 200}
         world.ledger.streams.register(STREAM, definition, declared_at_ms=at_ms, **fields)
@@ -258,7 +261,7 @@ def test_a_definition_declared_by_a_clock_ahead_is_replaced_by_the_next(world: A
     assert declare(newest, NOW_MS) == revision + 1
 
 
-def test_runs_that_repeat_a_batch_do_not_wait_for_one_of_a_clock_ahead(world: Any) -> None:
+def test_runs_that_repeat_a_batch_do_not_wait_for_a_clock_ahead(world: Any) -> None:
     world.allocate(NOW_MS)
     world.clock.advance(YEAR_MS)
     assert world.ledger.runs.repeat(STREAM, "ahead", NOW_MS) == "ahead"

@@ -85,7 +85,7 @@ def test_a_silent_job_is_taken_over_and_marked(world: Any) -> None:
             step()
 
 
-def test_a_renewal_extends_the_lease_and_reports_a_requested_stop(world: Any) -> None:
+def test_a_renewal_extends_the_lease_and_reports_a_stop_request(world: Any) -> None:
     jobs = world.ledger.jobs
     world.clock.advance(6000)
     status = jobs.renew(world.job, attributes={"pid": 7})
@@ -145,7 +145,7 @@ def test_a_receiver_hears_its_partitions(world: Any) -> None:
     assert (row.stats, row.state, row.sealed_through_ms) == ({"rate": 5}, ReceiverState.RUNNING, NOW_MS)
 
 
-def test_what_is_sealed_stays_sealed_and_stats_stay_until_replaced(world: Any) -> None:
+def test_sealed_times_stay_sealed_and_stats_stay_until_replaced(world: Any) -> None:
     receivers = world.ledger.receivers
     receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, stats={"rate": 5})
     receivers.heartbeat(world.receiver, sealed_through_ms=0, error="a hiccup")
@@ -153,7 +153,7 @@ def test_what_is_sealed_stays_sealed_and_stats_stay_until_replaced(world: Any) -
     assert (row.sealed_through_ms, row.stats, row.last_error) == (NOW_MS, {"rate": 5}, "a hiccup")
 
 
-def test_an_error_with_a_text_that_cannot_be_stored_as_it_is_keeps_its_stack(world: Any) -> None:
+def test_an_error_whose_text_cannot_be_stored_keeps_its_stack(world: Any) -> None:
     receivers, error = world.ledger.receivers, "caf\udce9.log has a line of more than 1 MiB"
     receivers.report_error(world.receiver, error, "Traceback")
     receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, error=error)
@@ -220,7 +220,7 @@ def test_a_receiver_ends_with_its_error(world: Any) -> None:
     assert kinds == [EventKind.RECEIVER_FAILED, EventKind.RECEIVER_STARTED]
 
 
-def test_the_end_of_its_last_job_is_no_error_of_a_receiver_of_the_next(world: Any) -> None:
+def test_the_end_of_a_job_is_no_error_of_the_next_ones_receiver(world: Any) -> None:
     ledger = world.ledger
     ledger.jobs.release(world.job, "failed", "no executors")
     (row,) = ledger.receivers.all("flights")
@@ -261,7 +261,8 @@ def test_a_receiver_that_was_not_scheduled_is_refused(world: Any) -> None:
     receivers.heartbeat(world.receiver, sealed_through_ms=0)
 
 
-def test_scheduling_fences_the_instance_before_and_counts_a_restart_only_if_it_registered(world: Any) -> None:
+def test_scheduling_fences_the_former_instance(world: Any) -> None:
+    """It counts a restart only if that instance had registered."""
     receivers = world.ledger.receivers
     receiver_id = world.receiver.receiver_id
     never = receivers.schedule(world.job, receiver_id)
@@ -292,7 +293,7 @@ def test_the_end_of_a_task_ends_its_instance_and_no_later_one(world: Any) -> Non
     assert (row.last_error, row.executor_id) == ("its process was killed", None)
 
 
-def test_an_error_that_a_receiver_reports_keeps_its_stack_while_it_lasts(world: Any) -> None:
+def test_a_receivers_reported_error_keeps_its_stack(world: Any) -> None:
     receivers = world.ledger.receivers
     receivers.report_error(world.receiver, "boom", "x" * MAX_STACK_CHARACTERS + "line 7")
     world.clock.advance(700)

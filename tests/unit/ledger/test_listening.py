@@ -37,7 +37,7 @@ def received(world: World, times: int = 3) -> None:
         world.clock.advance(INTERVAL_MS)
 
 
-def test_batches_are_reported_as_they_are_submitted_begun_and_completed(world: World) -> None:
+def test_batches_are_reported_submitted_begun_and_completed(world: World) -> None:
     received(world)
     for time_ms in (T1, T2, T3):
         world.allocate(time_ms)
@@ -159,7 +159,7 @@ def test_a_failed_task_and_a_later_one_are_one_run(tasks: Tasks) -> None:
     assert tasks.story()[2:] == [("started", 3), ("completed", 3)]
 
 
-def test_each_run_of_two_failing_tasks_starts_once_and_fails_once(tasks: Tasks) -> None:
+def test_each_run_of_two_failing_tasks_starts_and_fails_once(tasks: Tasks) -> None:
     for first in (1, 3, 5):
         tasks.fail(tasks.begin("index"))
         tasks.fail(tasks.begin("files"))
@@ -167,7 +167,8 @@ def test_each_run_of_two_failing_tasks_starts_once_and_fails_once(tasks: Tasks) 
     assert len(tasks.story()) == 6
 
 
-def test_a_run_whose_other_task_never_begins_has_failed_when_the_next_one_begins(tasks: Tasks) -> None:
+def test_a_run_without_its_other_task_fails_when_the_next_begins(tasks: Tasks) -> None:
+    """The other task never began."""
     tasks.fail(tasks.begin("index"))
     tasks.complete(tasks.begin("index"))
     assert tasks.story() == [("started", 1), ("failed", None), ("started", 2)]
@@ -175,7 +176,7 @@ def test_a_run_whose_other_task_never_begins_has_failed_when_the_next_one_begins
     assert tasks.story()[3:] == [("failed", 3)]
 
 
-def test_a_run_whose_other_task_never_begins_has_failed_at_its_end(tasks: Tasks) -> None:
+def test_a_run_whose_other_task_never_begins_fails_at_its_end(tasks: Tasks) -> None:
     tasks.fail(tasks.begin("index"))
     for _ in range(2):
         tasks.end_run()
@@ -186,7 +187,7 @@ def test_a_run_whose_other_task_never_begins_has_failed_at_its_end(tasks: Tasks)
     assert tasks.story()[2:] == [("started", 2), ("completed", 3)]
 
 
-def test_a_task_that_is_retried_beside_another_belongs_to_the_same_run(tasks: Tasks) -> None:
+def test_a_task_retried_beside_another_belongs_to_the_same_run(tasks: Tasks) -> None:
     index, files = tasks.begin("index"), tasks.begin("files")
     tasks.fail(index)
     again = tasks.begin("index")
@@ -195,7 +196,7 @@ def test_a_task_that_is_retried_beside_another_belongs_to_the_same_run(tasks: Ta
     assert tasks.story() == [("started", 1), ("failed", 3)]
 
 
-def test_a_task_that_is_retried_while_the_other_has_not_ended_belongs_to_the_same_run(tasks: Tasks) -> None:
+def test_a_task_retried_before_the_others_end_is_in_the_same_run(tasks: Tasks) -> None:
     tasks.fail(tasks.begin("index"))
     files = tasks.begin("files")
     again = tasks.begin("index")
@@ -213,13 +214,13 @@ def test_a_task_that_was_killed_starts_a_run_when_it_is_retried(tasks: Tasks, cl
     assert tasks.story() == [("started", 1), ("started", 3), ("failed", 3)]
 
 
-def test_a_completed_batch_that_is_run_again_starts_and_ends_again(tasks: Tasks) -> None:
+def test_a_completed_batch_run_again_starts_and_ends_again(tasks: Tasks) -> None:
     tasks.complete(tasks.begin("index", "files"))
     tasks.fail(tasks.begin("index", force=True))
     assert tasks.story() == [("started", 1), ("completed", 1), ("started", 2), ("failed", 2)]
 
 
-def test_an_output_that_the_stream_got_later_starts_no_run_of_a_completed_batch(tasks: Tasks, ledger: Ledger) -> None:
+def test_an_output_added_later_starts_no_run_of_a_done_batch(tasks: Tasks, ledger: Ledger) -> None:
     tasks.complete(tasks.begin("index", "files"))
     settings = {"batch_interval_ms": INTERVAL_MS, "block_interval_ms": 200}
     ledger.streams.register(STREAM, '{"changed": true}', outputs=["index", "files", "copy"], **settings)
@@ -237,7 +238,7 @@ def test_a_batch_that_is_built_anew_starts_anew(build: Callable[..., World]) -> 
     assert len(heard(world, EventKind.BATCH_FAILED)) == 2
 
 
-def test_batches_that_end_in_another_order_are_reported_in_that_order(build: Callable[..., World]) -> None:
+def test_batches_that_end_in_another_order_are_reported_in_it(build: Callable[..., World]) -> None:
     world = build(max_concurrent_batches=3)
     received(world)
     for time_ms in (T3, T1, T2):
@@ -257,7 +258,7 @@ def test_batches_that_end_in_another_order_are_reported_in_that_order(build: Cal
         assert kinds[-1] == EventKind.BATCH_COMPLETED
 
 
-def test_a_stream_that_has_stopped_is_silent_and_a_listener_goes_on_where_it_was(world: World) -> None:
+def test_a_stopped_stream_is_silent_after_its_last_events(world: World) -> None:
     received(world, 1)
     last = heard(world)[-1].event_id
     world.ledger.jobs.release(world.job, JobState.STOPPED)

@@ -81,7 +81,7 @@ def test_postgres_means_psycopg() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "mysql", "postgres+psycopg2"])
-def test_a_url_of_another_scheme_is_refused_with_the_forms_that_there_are(scheme: str) -> None:
+def test_a_url_of_another_scheme_is_refused_with_the_known_forms(scheme: str) -> None:
     with pytest.raises(LedgerUrlError) as refused:
         engine_url(f"{scheme}://me@db/ledger")
     assert f"does not begin with '{scheme}'" in str(refused.value)
@@ -125,7 +125,7 @@ def test_a_connection_that_leads_nowhere_ends_within_16_seconds(monkeypatch: pyt
     assert given["keepalives"] == 1
 
 
-def test_a_server_that_cannot_connect_anyone_for_its_full_disk_is_named(tmp_path: Path) -> None:
+def test_a_server_that_refuses_all_for_its_full_disk_is_named(tmp_path: Path) -> None:
     """libpq gives no SQLSTATE of an error before the log-in, only the text."""
     fields = b"SFATAL\0C53100\0Mcould not write init file: No space left on device\0\0"
 
@@ -196,7 +196,7 @@ def test_an_older_ledger_is_migrated_by_the_command_alone(
         assert connection.exec_driver_sql("SELECT name, owner FROM streams").all() == [("s", "nobody")]
 
 
-def test_a_ledger_that_an_older_headrace_creates_at_the_same_time_is_not_migrated(
+def test_a_ledger_an_older_headrace_creates_is_not_migrated(
     fresh_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The database was empty when it was looked at, and has the older schema once the lock is held."""
@@ -228,7 +228,7 @@ def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) 
     assert [file.name for file in tmp_path.iterdir()] == ["airflow.db"]
 
 
-def test_an_open_ledger_needs_no_alembic_and_only_its_own_dialect(ledger_url: str) -> None:
+def test_an_open_ledger_needs_no_alembic_and_only_its_dialect(ledger_url: str) -> None:
     Ledger.open(ledger_url)
     script = (
         "import sys; from headrace.ledger import Ledger; Ledger.open(sys.argv[1]); "
@@ -241,7 +241,8 @@ def test_an_open_ledger_needs_no_alembic_and_only_its_own_dialect(ledger_url: st
     assert run.stdout.strip() == f"['sqlalchemy.dialects.{ledger_url.partition(':')[0].partition('+')[0]}']"
 
 
-def test_no_row_number_of_blocks_segments_gaps_and_events_is_used_twice_on_sqlite(tmp_path: Path) -> None:
+def test_no_row_number_is_used_twice_on_sqlite(tmp_path: Path) -> None:
+    """The tables are those of blocks, segments, gaps and events."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     with Ledger.open(url) as ledger, ledger.streams._database.write() as connection:
         query = "SELECT name FROM sqlite_master WHERE sql LIKE '% AUTOINCREMENT%' ORDER BY name"
@@ -271,7 +272,7 @@ def test_the_migrations_make_the_tables(ledger: Any) -> None:
         assert compare_metadata(context, Model.metadata) == []
 
 
-def test_the_migrations_make_partial_indexes_as_the_tables_describe_them(ledger: Any) -> None:
+def test_the_migrations_make_partial_indexes_like_the_tables(ledger: Any) -> None:
     """SQLAlchemy does not compare the conditions."""
     described = {
         index.name: index.info["where"]

@@ -68,7 +68,7 @@ def two(build: Callable[..., Any]) -> Batches:
     return Batches(build(outputs=TWO))
 
 
-def test_outputs_run_side_by_side_and_the_last_completes_the_batch(two: Batches) -> None:
+def test_outputs_run_side_by_side_and_the_last_ends_the_batch(two: Batches) -> None:
     index, files = two.begin("index"), two.begin("files")
     assert (index.number, files.number) == (1, 2)
     assert two.finish(index, "v1").state is BatchState.RUNNING
@@ -94,7 +94,8 @@ def test_one_after_the_other_leaves_the_batch_to_the_next(two: Batches) -> None:
     assert two.state() is BatchState.COMPLETED
 
 
-def test_of_two_that_have_recorded_the_one_that_ends_last_hears_of_the_completion(two: Batches) -> None:
+def test_the_output_that_ends_last_hears_of_the_completion(two: Batches) -> None:
+    """Both outputs have recorded before."""
     index, files = two.begin("index"), two.begin("files")
     for attempt in (index, files):
         two.attempts.record_output(attempt, attempt.outputs[0], {})
@@ -144,7 +145,7 @@ def test_what_shares_an_output_is_fenced_and_nothing_else(two: Batches) -> None:
     ]
 
 
-def test_a_zombie_at_two_outputs_that_lost_one_keeps_what_it_recorded_of_the_other(two: Batches) -> None:
+def test_a_zombie_that_lost_one_output_keeps_the_others_record(two: Batches) -> None:
     zombie = two.begin()
     two.attempts.record_output(zombie, "index", {"by": 1})
     two.world.clock.advance(6_000)
@@ -192,7 +193,7 @@ def test_a_lost_attempt_alone_is_running_still(two: Batches) -> None:
     assert two.finish(index).state is BatchState.COMPLETED
 
 
-def test_a_batch_whose_last_attempt_died_after_its_record_completes(two: Batches) -> None:
+def test_a_recorded_batch_whose_last_attempt_died_completes(two: Batches) -> None:
     two.finish(two.begin("index"))
     died = two.begin("files")
     two.attempts.record_output(died, "files", {})
@@ -205,7 +206,7 @@ def test_a_batch_whose_last_attempt_died_after_its_record_completes(two: Batches
     assert two.events(EventKind.BATCH_COMPLETED) == 1
 
 
-def test_one_output_by_force_has_no_record_until_it_is_done_again(two: Batches) -> None:
+def test_an_output_run_by_force_has_no_record_until_it_is_done(two: Batches) -> None:
     two.finish(two.begin())
     again = two.begin("files", force=True)
     assert again.outputs == ("files",)
@@ -223,7 +224,7 @@ def test_by_force_everything_is_taken(two: Batches) -> None:
     assert two.begin("index", force=True).outputs == ("index",)
 
 
-def test_an_output_added_later_leaves_a_completed_batch_completed(two: Batches) -> None:
+def test_an_output_added_later_leaves_a_batch_completed(two: Batches) -> None:
     two.finish(two.begin())
     two.register(*TWO, "topic")
     with pytest.raises(AlreadyCompletedError):
@@ -248,7 +249,8 @@ def test_an_output_added_while_a_batch_runs_is_not_required(two: Batches) -> Non
     assert two.finish(two.begin(at=T2)).steps == (*TWO, "topic")
 
 
-def test_what_is_required_is_settled_by_the_first_attempt_even_at_one_output(two: Batches) -> None:
+def test_the_first_attempt_settles_what_a_batch_requires(two: Batches) -> None:
+    """It settles that even if it is at one output only."""
     index = two.begin("index")
     two.register(*TWO, "topic")
     assert two.finish(index).state is BatchState.ALLOCATED
@@ -257,7 +259,7 @@ def test_what_is_required_is_settled_by_the_first_attempt_even_at_one_output(two
     assert two.finish(two.begin("files")).state is BatchState.COMPLETED
 
 
-def test_an_attempt_at_all_that_is_missing_takes_an_added_output_with_it(two: Batches) -> None:
+def test_an_attempt_at_all_that_is_missing_takes_an_added_output(two: Batches) -> None:
     both = two.begin()
     two.attempts.record_output(both, "index", {})
     two.attempts.fail(both, "boom")
@@ -280,7 +282,7 @@ def test_the_steps_of_a_completed_batch_never_become_fewer(two: Batches) -> None
     assert (half.state, half.steps) == (BatchState.FAILED, (*TWO, "topic"))
 
 
-def test_a_state_that_the_stream_lost_is_no_output_with_another_name(two: Batches) -> None:
+def test_a_lost_state_is_no_output_with_another_name(two: Batches) -> None:
     two.register("state", *TWO)
     two.attempts.fail(two.begin("state"), "boom")
     two.register(*TWO)
@@ -290,7 +292,7 @@ def test_a_state_that_the_stream_lost_is_no_output_with_another_name(two: Batche
     assert "renamed_from" not in str(lost.value)
 
 
-def test_an_output_that_the_stream_lost_stays_required_until_it_is_written(two: Batches) -> None:
+def test_a_lost_output_stays_required_until_it_is_written(two: Batches) -> None:
     two.attempts.fail(two.begin("files"), "boom")
     two.register("index")
     done = two.finish(two.begin())
@@ -305,7 +307,7 @@ def test_an_output_that_the_stream_lost_stays_required_until_it_is_written(two: 
     assert two.finish(two.begin()).state is BatchState.COMPLETED
 
 
-def test_an_output_lost_while_an_attempt_at_it_runs_is_written_by_that_attempt(two: Batches) -> None:
+def test_an_output_lost_during_its_attempt_is_written_by_it(two: Batches) -> None:
     two.finish(two.begin("index"))
     files = two.begin("files")
     two.register("index")
@@ -323,7 +325,7 @@ def test_an_output_lost_while_an_attempt_at_it_runs_is_written_by_that_attempt(t
     assert "'files', which the definition no longer has" in str(failed.error)
 
 
-def test_a_lost_output_whose_attempt_died_is_named_when_the_batch_is_settled(two: Batches) -> None:
+def test_a_lost_output_of_a_dead_attempt_is_named_at_settling(two: Batches) -> None:
     two.finish(two.begin("index"))
     two.begin("files")
     two.register("index")
@@ -392,7 +394,8 @@ def test_an_output_is_given_up_with_a_reason(two: Batches) -> None:
     assert event.payload == {"output": "files", "reason": "the folder is gone", "records": 10, "by": "ann"}
 
 
-def test_a_batch_whose_only_output_is_given_up_needs_what_the_stream_has(build: Callable[..., Any]) -> None:
+def test_a_batch_without_its_only_output_needs_the_streams(build: Callable[..., Any]) -> None:
+    """Once it is given up, the batch needs the outputs that the stream has."""
     one = Batches(build(outputs=("files",)))
     one.attempts.fail(one.begin(), "boom")
     with pytest.raises(BatchStateError, match="needs no other output than 'files', and the stream has none"):
@@ -435,7 +438,7 @@ def test_an_ordered_stream_waits_for_every_output(build: Callable[..., Any]) -> 
     ]
 
 
-def test_earlier_batches_come_with_their_errors_and_unclaimed_times(build: Callable[..., Any]) -> None:
+def test_earlier_batches_have_their_errors_and_unclaimed_times(build: Callable[..., Any]) -> None:
     two = Batches(build(outputs=TWO))
     two.attempts.fail(two.begin(at=T2), "boom")
     two.finish(two.begin(at=T1))
@@ -450,7 +453,8 @@ def test_earlier_batches_come_with_their_errors_and_unclaimed_times(build: Calla
     assert two.batches.earlier_unfinished("flights", T2) == []
 
 
-def test_a_completed_batch_of_an_ordered_stream_is_run_again_out_of_order(build: Callable[..., Any]) -> None:
+def test_a_completed_batch_is_run_again_out_of_order(build: Callable[..., Any]) -> None:
+    """An ordered stream allows that, too."""
     two = Batches(build(outputs=TWO, ordered=True))
     for at in (T1, T2):
         two.finish(two.begin(at=at))

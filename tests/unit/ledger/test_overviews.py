@@ -124,7 +124,8 @@ def _cost(path: Path, *, streams: int, batches: int) -> dict[str, int]:
         return count
 
 
-def test_the_number_of_statements_depends_neither_on_streams_nor_on_batches(tmp_path: Path) -> None:
+def test_the_number_of_statements_does_not_grow(tmp_path: Path) -> None:
+    """It depends neither on the streams nor on the batches."""
     of_each_situation = _cost(tmp_path / "few.db", streams=len(SITUATIONS), batches=40)
     of_more = _cost(tmp_path / "more.db", streams=3 * len(SITUATIONS), batches=60)
     # BEGIN, edges, batches, samples, attempts, jobs, receivers, outputs.

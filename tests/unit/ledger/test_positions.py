@@ -101,7 +101,7 @@ def test_a_position_needs_its_topic(world: Any) -> None:
         world.ledger.positions.ensure_all(world.job, "kafka", {TopicPartition("unseen", "id-3", 0): 0})
 
 
-def test_a_partition_changes_hands_when_its_owner_has_released_it(world: Any) -> None:
+def test_a_partition_changes_hands_once_its_owner_releases_it(world: Any) -> None:
     positions, moved = world.ledger.positions, world.partitions[1]
     other = world.lease(1)
     positions.assign(world.job, "kafka", {moved: 1})
@@ -142,7 +142,7 @@ def test_a_living_receiver_is_not_robbed(world: Any) -> None:
         world.ledger.positions.force_release(world.job, "kafka", [world.partitions[0]])
 
 
-def test_a_dead_receiver_loses_its_partitions_and_cannot_come_back_to_them(world: Any) -> None:
+def test_a_dead_receiver_loses_its_partitions_for_good(world: Any) -> None:
     other = world.lease(1)
     world.clock.advance(10_000)
     world.ledger.receivers.heartbeat(other, sealed_through_ms=0)
@@ -230,7 +230,8 @@ def test_a_failed_partition_is_reported_and_resumed(world: Any) -> None:
     assert len(kinds(world, EventKind.PARTITION_FAILED)) == 1
 
 
-def test_a_partition_that_ends_with_its_topic_is_reported_with_its_unread_records(world: Any) -> None:
+def test_a_partition_that_ends_is_reported_with_unread_records(world: Any) -> None:
+    """The partition ends with its topic."""
     first, second = world.partitions[:2]
     reported = {"lag": {first.topic: {str(first.partition): [1_000, 2.5]}}}
     world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=reported)
@@ -253,7 +254,7 @@ def test_positions_whose_topic_is_over_can_be_left_out(world: Any) -> None:
     assert len(positions.all("flights")) == len(world.partitions)
 
 
-def test_live_positions_are_found_by_their_index_however_many_have_ended(world: Any) -> None:
+def test_live_positions_are_found_by_index_despite_ended_ones(world: Any) -> None:
     """The tracker reads them twice a second."""
     statements: list[str] = []
     engine = world.ledger.streams._database.engine

@@ -133,7 +133,8 @@ def test_a_block_added_beside_allocations_is_in_one_batch(live: Ledger) -> None:
             reached = taken.until_offset
 
 
-def test_blocks_of_many_receivers_added_beside_allocations_are_in_one_batch_each(live: Ledger) -> None:
+def test_a_block_added_during_allocations_is_in_one_batch_only(live: Ledger) -> None:
+    """Many receivers add blocks, and each is in exactly one batch."""
     adders = [("add_many", lease, tp, ROUNDS // 2) for lease, tp in several(live, 4, interval_ms=20)]
     *added, first, second, events = race(
         live.url, *adders, *[("chase", "flights", ROUNDS, 20)] * 2, ("follow", "flights", 2 * ROUNDS)
@@ -188,7 +189,7 @@ def test_of_two_attempts_the_newer_completes_the_batch(live: Ledger) -> None:
         assert (output.attempt, output.counts) == (2, {"by": attempts[1].holder})
 
 
-def test_of_two_outputs_that_end_at_once_the_last_completes_the_batch(live: Ledger) -> None:
+def test_of_two_outputs_ending_at_once_the_last_ends_the_batch(live: Ledger) -> None:
     receiver(live, interval_ms=10, outputs=("index", "files"))
     last = live.now_ms() // 10 * 10
     times = [last - 10 * number for number in range(ROUNDS)]
@@ -264,7 +265,7 @@ def test_an_add_that_waited_sees_that_it_was_fenced_meanwhile(live: Ledger) -> N
     assert live.blocks.unclaimed("flights") == []
 
 
-def test_an_add_that_waited_sees_that_its_partition_moved_meanwhile(live: Ledger) -> None:
+def test_an_add_that_waited_sees_that_its_partition_moved(live: Ledger) -> None:
     lease, tp = receiver(live)
     with pytest.raises(PositionConflictError):
         waiting_add(live, lease, tp, update(positions).values(next_offset=5))

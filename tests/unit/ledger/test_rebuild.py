@@ -130,9 +130,7 @@ def test_everything_is_as_it_was_found(restored: Any) -> None:
     assert restored.runs.assign("flights", "manual") == T1
 
 
-def test_rows_are_inserted_in_parts_so_that_each_statement_ends_in_time(
-    ledger: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_inserted_in_parts_so_each_statement_ends(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_ROWS", 3)
     inserted: dict[str, list[int]] = defaultdict(list)
 
@@ -183,7 +181,7 @@ def test_replays_come_back_with_what_they_wrote(restored: Any) -> None:
     assert restored.replays.between("flights", "march", T0, T3)[0].revision == 1
 
 
-def test_a_registration_anew_gives_way_and_what_was_received_does_not(ledger: Any, world: Any) -> None:
+def test_a_new_registration_gives_way_and_received_data_does_not(ledger: Any, world: Any) -> None:
     with pytest.raises(LeaseHeldError, match="driver"):
         ledger.rebuild.restore("flights", found())
     world.clock.advance(10_000)
@@ -194,7 +192,8 @@ def test_a_registration_anew_gives_way_and_what_was_received_does_not(ledger: An
         ledger.rebuild.restore("flights", found())
 
 
-def test_a_restored_ledger_has_no_old_gaps_for_listeners_and_counts_none_twice(ledger: Any, world: Any) -> None:
+def test_a_restored_ledger_has_no_old_gaps_and_counts_none_twice(ledger: Any, world: Any) -> None:
+    """Listeners hear of no gap from before."""
     ledger.listener_cursors.open(world.job, ["webhook"])
     ledger.positions.advance(world.receiver, world.partitions[0], 0, 5, gap="lost")
     world.clock.advance(10_000)

@@ -99,7 +99,7 @@ def test_a_replay_that_deletes_by_key_runs_its_batches_in_order(world: Any) -> N
     replay(world, T1)
 
 
-def test_an_ordered_output_of_a_replay_does_not_wait_for_the_others(world: Any) -> None:
+def test_an_ordered_output_of_a_replay_waits_for_no_other(world: Any) -> None:
     both = {"definition": json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})}
     replay(world, T1, outputs=["files"], **both)
     later = replay(world, T2, outputs=["index"], ordered=["index"], **both)
@@ -207,7 +207,7 @@ def test_an_attempt_by_an_older_definition_completes_nothing(world: Any) -> None
     assert world.ledger.replays.between("flights", "v2", T1, T2)[0].state is BatchState.COMPLETED
 
 
-def test_an_older_definition_does_not_end_what_the_present_one_has_completed(world: Any) -> None:
+def test_an_older_definition_does_not_end_a_newer_ones_replay(world: Any) -> None:
     older = replay(world, definition=json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]}), outputs=["files"])
     finish(world, replay(world, definition=changed("index")), "newer")
     world.ledger.attempts.fail(older, "late")

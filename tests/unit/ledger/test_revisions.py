@@ -31,13 +31,14 @@ def batch_ms(world: World) -> int:
     return time_ms
 
 
-def test_the_same_content_has_the_same_revision_however_often_it_comes_back(ledger: Ledger) -> None:
+def test_the_same_content_has_the_same_revision_on_every_return(ledger: Ledger) -> None:
     assert [register(ledger, name) for name in "abababcab"] == [1, 2, 1, 2, 1, 2, 3, 1, 2]
     assert ledger.streams.get(STREAM).revision == 2
     assert [row.revision for row in ledger.streams.newest_revisions(STREAM, 9)] == [1, 2, 3]
 
 
-def test_a_definition_of_older_code_gets_its_revision_and_the_newest_stays(ledger: Ledger) -> None:
+def test_a_definition_of_older_code_leaves_the_newest_in_place(ledger: Ledger) -> None:
+    """It gets a revision of its own."""
     register(ledger, "a", 1_000)
     register(ledger, "b", 2_000)
     for _ in range(3):
@@ -51,7 +52,7 @@ def test_a_definition_of_older_code_gets_its_revision_and_the_newest_stays(ledge
     assert payloads == [{"revision": n, "newest": newest} for n, newest in ((1, 1), (2, 2), (3, 2))]
 
 
-def test_a_rollback_takes_the_place_of_the_newest_by_its_old_revision(ledger: Ledger) -> None:
+def test_a_rollback_becomes_the_newest_by_its_old_revision(ledger: Ledger) -> None:
     register(ledger, "a", 1_000)
     register(ledger, "b", 2_000)
     assert register(ledger, "a", 3_000) == 1
@@ -86,9 +87,7 @@ def test_an_attempt_keeps_the_definition_that_it_began_with(world: World, batch_
     assert new != old
 
 
-def test_an_output_that_the_newest_definition_dropped_keeps_its_batch_open_until_it_is_written(
-    world: World, batch_ms: int
-) -> None:
+def test_a_dropped_output_keeps_its_batch_open_until_written(world: World, batch_ms: int) -> None:
     """Two tasks of one run write one output each; a deploy in between takes one output out."""
     ledger = world.ledger
     old = register(ledger, "old", **BOTH)
@@ -101,7 +100,7 @@ def test_an_output_that_the_newest_definition_dropped_keeps_its_batch_open_until
     assert ledger.attempts.complete(second).state is BatchState.COMPLETED
 
 
-def test_a_failed_run_of_the_newest_definition_still_needs_its_removed_output(world: World, batch_ms: int) -> None:
+def test_a_failed_run_still_needs_the_output_removed_since(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     old = register(ledger, "old", **BOTH)
     attempt = ledger.attempts.begin(STREAM, batch_ms, revision=old, **RUN)
@@ -117,7 +116,7 @@ def test_a_failed_run_of_the_newest_definition_still_needs_its_removed_output(wo
     assert ledger.attempts.complete(last).state is BatchState.COMPLETED
 
 
-def test_an_output_is_asked_of_the_attempts_definition_and_no_other(world: World, batch_ms: int) -> None:
+def test_an_output_is_asked_of_the_attempts_definition_only(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     old, new = register(ledger, "old", **ONE), register(ledger, "new", **BOTH)
     with pytest.raises(BatchStateError, match=r"no output 'files'\. Its outputs are index"):
@@ -128,7 +127,7 @@ def test_an_output_is_asked_of_the_attempts_definition_and_no_other(world: World
         ledger.attempts.begin(STREAM, batch_ms, revision=99, **RUN)
 
 
-def test_slots_and_order_are_the_stricter_ones_of_two_definitions(world: World, batch_ms: int) -> None:
+def test_slots_and_order_are_the_stricter_of_two_definitions(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     register(ledger, "one", max_concurrent_batches=1)
     four = register(ledger, "four", max_concurrent_batches=4)
@@ -140,7 +139,7 @@ def test_slots_and_order_are_the_stricter_ones_of_two_definitions(world: World, 
         ledger.attempts.begin(STREAM, batch_ms + INTERVAL_MS, revision=four, **RUN)
 
 
-def test_an_attempt_without_a_revision_is_by_the_newest_definition(world: World, batch_ms: int) -> None:
+def test_an_attempt_without_revision_is_by_the_newest_definition(world: World, batch_ms: int) -> None:
     register(world.ledger, "a")
     newest = register(world.ledger, "b")
     assert world.ledger.attempts.begin(STREAM, batch_ms, **RUN).revision == newest

@@ -53,7 +53,7 @@ def test_a_claimed_time_is_not_given_out(filled: Any) -> None:
 WIDE = BatchBounds(records=1_000, payload_bytes=1_000_000)
 
 
-def test_a_run_that_takes_over_is_about_the_latest_time_that_has_ended(filled: Any) -> None:
+def test_a_run_that_takes_over_is_about_the_latest_ended_time(filled: Any) -> None:
     """Its own date lags behind: Airflow fixed it when the run before was made."""
     take = filled.ledger.runs.take
     assert take("flights", "late", bounds=WIDE, date_ms=T1) == T2
@@ -65,7 +65,7 @@ def test_a_run_that_takes_over_is_about_the_latest_time_that_has_ended(filled: A
     assert filled.ledger.runs.find("flights", "nobody") is None
 
 
-def test_a_run_whose_time_was_taken_has_nothing_to_do_until_a_later_one_has_ended(filled: Any) -> None:
+def test_a_run_whose_time_was_taken_waits_for_a_later_one(filled: Any) -> None:
     runs = filled.ledger.runs
     assert runs.take("flights", "late", bounds=WIDE, date_ms=T1) == T2
     filled.allocate(T2, absorb=[T1], blocks_expected=2)
@@ -111,7 +111,8 @@ def test_a_batch_ends_before_one_that_is_there(filled: Any) -> None:
     assert filled.ledger.runs.take("flights", "b", bounds=WIDE, date_ms=T3) == T3
 
 
-def test_a_run_without_date_is_given_the_latest_interval_where_nothing_waits(filled: Any) -> None:
+def test_a_run_without_date_gets_the_latest_interval(filled: Any) -> None:
+    """It gets that where nothing waits."""
     filled.allocate(T2, absorb=[T1], blocks_expected=2)
     assert filled.ledger.runs.take("flights", "manual", bounds=WIDE) == T2
 
@@ -124,7 +125,7 @@ def test_streams_have_runs_of_their_own(filled: Any) -> None:
         filled.ledger.runs.assign("nobody's", "a")
 
 
-def test_one_run_repeats_a_batch_until_nobody_has_asked_for_ten_minutes(filled: Any) -> None:
+def test_one_run_repeats_a_batch_until_unasked_for_ten_minutes(filled: Any) -> None:
     runs, clock = filled.ledger.runs, filled.clock
     runs.assign("flights", "own")
     assert runs.repeat("flights", "a", T1) == "a"
@@ -142,7 +143,7 @@ def test_one_run_repeats_a_batch_until_nobody_has_asked_for_ten_minutes(filled: 
     assert (runs.find("flights", "b"), runs.find("flights", "own")) == (T1, T1)
 
 
-def test_a_batch_that_takes_longer_is_not_repeated_by_another_run(filled: Any) -> None:
+def test_a_batch_that_takes_longer_is_not_repeated_by_others(filled: Any) -> None:
     runs, attempts = filled.ledger.runs, filled.ledger.attempts
     filled.allocate(T1)
     assert runs.repeat("flights", "a", T1) == "a"

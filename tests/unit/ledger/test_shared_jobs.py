@@ -22,7 +22,8 @@ def request(ledger: Any, stream: str, shared_job: str = "shared") -> Any:
     return ledger.jobs.current(stream)
 
 
-def test_one_process_is_the_job_of_a_name_and_takes_over_the_lease_of_its_starter(ledger: Any) -> None:
+def test_one_process_is_the_job_of_a_name(ledger: Any) -> None:
+    """It takes over the lease of the process that started it."""
     claim = ledger.shared_jobs.acquire("shared", holder="one", lease_ms=1000)
     assert (claim.epoch, claim.attributes) == (1, {})
     with pytest.raises(LeaseHeldError, match="held by one"):
@@ -32,7 +33,7 @@ def test_one_process_is_the_job_of_a_name_and_takes_over_the_lease_of_its_starte
     assert ledger.shared_jobs.acquire("other", holder="two", lease_ms=1000).epoch == 1
 
 
-def test_a_process_whose_lease_is_out_is_followed_by_another_and_hears_of_it(ledger: Any, clock: Any) -> None:
+def test_a_process_whose_lease_is_out_hears_of_its_successor(ledger: Any, clock: Any) -> None:
     lease = ledger.shared_jobs.acquire("shared", holder="one", lease_ms=1000)
     clock.advance(900)
     ledger.shared_jobs.renew(lease)
@@ -54,7 +55,7 @@ def test_after_its_end_the_same_holder_begins_a_new_epoch(ledger: Any) -> None:
     assert ledger.shared_jobs.current("unknown") is None
 
 
-def test_requests_are_those_of_the_shared_job_that_wait_and_have_not_expired(ledger: Any, clock: Any) -> None:
+def test_a_shared_jobs_requests_wait_and_have_not_expired(ledger: Any, clock: Any) -> None:
     register(ledger, "a", "b", "c", "d")
     request(ledger, "a")
     clock.advance(500)

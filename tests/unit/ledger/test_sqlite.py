@@ -114,7 +114,7 @@ def test_a_process_that_writes_all_the_time_lets_another_begin(ledger: Any, ledg
     assert statistics.median(before) <= 20, before
 
 
-def test_a_suspended_process_that_has_the_turn_only_delays_a_write(
+def test_a_suspended_process_with_the_turn_only_delays_a_write(
     ledger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "TURN_SECONDS", 0.2)

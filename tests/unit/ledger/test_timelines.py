@@ -88,7 +88,8 @@ def test_a_folded_page_has_absorbed_times_in_their_batch_alone(pages: Ledger, or
     assert {row.batch_time_ms: row.first_time_ms for row in rows} == {T1: T1, T2: T2, T3: T3, T4: T4, T6: T5}
 
 
-def test_points_leave_out_absorbed_batches_and_keep_the_longest_delay_of_each_part(pages: Ledger) -> None:
+def test_points_skip_absorbed_batches_and_keep_the_longest_delay(pages: Ledger) -> None:
+    """The longest delay of each part is kept."""
     every = pages.batch_pages.points(STREAM, T1, T6 + 1, points=5)
     assert (times(every.rows), every.whole) == ([T1, T2, T3, T4, T6], None)
     thinned = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)

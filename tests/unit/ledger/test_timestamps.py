@@ -37,7 +37,7 @@ def test_a_block_joins_the_batch_of_its_timestamps(world: Any) -> None:
     assert world.allocate(NOW_MS - 4_000).records == 10
 
 
-def test_what_comes_after_its_batch_was_sealed_is_late_and_counted(world: Any) -> None:
+def test_what_comes_after_its_batch_was_sealed_counts_as_late(world: Any) -> None:
     world.clock.advance(2500)
     world.add({0: (0, 10)}, event_time_ms=T0)
     world.allocate(T1)
@@ -88,7 +88,7 @@ def test_watermarks_only_rise_and_receivers_start_from_them(world: Any) -> None:
     assert [assigned[tp].watermark_ms for tp in world.partitions] == [T1, T1, 0]
 
 
-def test_a_partition_is_drained_by_its_owner_and_not_in_the_future(world: Any) -> None:
+def test_a_partition_is_drained_by_its_owner_not_in_the_future(world: Any) -> None:
     world.clock.advance(2000)
     heartbeat(world, p0=T1, p1=T3)
     heartbeat(world, p0=T0)
@@ -100,7 +100,7 @@ def test_a_partition_is_drained_by_its_owner_and_not_in_the_future(world: Any) -
     assert positions(world)[2] == (0, 0)
 
 
-def test_a_batch_is_held_up_by_partitions_that_have_not_passed_it(world: Any) -> None:
+def test_a_batch_is_held_up_by_partitions_that_have_not_passed(world: Any) -> None:
     def unpassed(at: int) -> list[int]:
         return [row.partition.partition for row in world.ledger.positions.unpassed("flights", at)]
 

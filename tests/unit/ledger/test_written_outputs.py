@@ -33,7 +33,7 @@ def fail_after(world: Any, at: int, *outputs: str) -> None:
     world.ledger.attempts.fail(attempt, "the disk is full")
 
 
-def test_an_output_holds_what_it_has_recorded_whatever_became_of_the_batch(world: Any) -> None:
+def test_an_output_keeps_its_record_whatever_the_batch_became(world: Any) -> None:
     batches = world.ledger.batches
     world.complete(T1)
     fail_after(world, T2, "index")
@@ -48,7 +48,8 @@ def test_an_output_holds_what_it_has_recorded_whatever_became_of_the_batch(world
     assert batches.written("flights", "index", T1, T5 + 1)[T1] is BatchState.FAILED
 
 
-def test_what_a_replay_wrote_is_found_by_its_definition_and_not_as_the_streams(world: Any) -> None:
+def test_a_replays_output_is_found_by_its_definition_alone(world: Any) -> None:
+    """It is not taken for what the stream wrote."""
     batches = world.ledger.batches
     definitions = [json.dumps({"outputs": [{"id": "index"}], "transform": name}) for name in ("first", "second")]
     for at, definition, succeeds in ((T1, definitions[0], True), (T2, definitions[0], True), (T2, definitions[1], True),

@@ -51,7 +51,8 @@ def test_a_new_listener_starts_at_the_present(world: World, start: Start) -> Non
     assert listener.offsets == [2]
 
 
-def test_a_listener_continues_where_it_was_and_gets_what_happened_meanwhile(world: World, start: Start) -> None:
+def test_a_listener_continues_where_it_was(world: World, start: Start) -> None:
+    """It gets what happened meanwhile."""
     first, second = GapRecorder(), GapRecorder()
     bus = start(listener=first)
     gaps(world, 0, 1)
@@ -63,7 +64,8 @@ def test_a_listener_continues_where_it_was_and_gets_what_happened_meanwhile(worl
     assert (first.offsets, second.offsets) == ([0, 1], [2, 3, 4])
 
 
-def test_after_a_crash_events_come_again_with_the_same_ids_and_none_is_missing(world: World, start: Start) -> None:
+def test_events_come_again_after_a_crash_with_the_same_ids(world: World, start: Start) -> None:
+    """None of them is missing."""
     crashed = GapRecorder()
     # It dies before it writes a cursor for the first time.
     start(listener=crashed, save_seconds=3600.0)
@@ -87,7 +89,7 @@ def test_cursors_are_written_in_batches(world: World, start: Start, monkeypatch:
     assert cursor(world, "two") == newest
 
 
-def test_a_full_queue_drops_events_with_one_warning_and_a_counter(
+def test_a_full_queue_drops_events_with_one_warning_and_a_count(
     world: World, start: Start, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow, quick = GapRecorder(lambda _: gate.wait()), GapRecorder()
@@ -108,7 +110,8 @@ def test_a_full_queue_drops_events_with_one_warning_and_a_counter(
     assert {name: each["dropped"] for name, each in job.attributes[STATUS].items()} == {"slow": 89, "quick": 0}
 
 
-def test_what_happened_before_the_start_is_not_dropped_however_slow_the_listener_is(world: World, start: Start) -> None:
+def test_events_before_the_start_are_never_dropped(world: World, start: Start) -> None:
+    """They are kept however slow the listener is."""
     start(listener=GapRecorder()).stop(WAIT_SECONDS)
     gaps(world, *range(100))
     listener = GapRecorder(lambda _: time.sleep(0.001))
@@ -119,9 +122,10 @@ def test_what_happened_before_the_start_is_not_dropped_however_slow_the_listener
     assert bus.status()["listener"]["dropped"] == 0
 
 
-def test_nothing_is_read_more_often_while_a_listener_that_catches_up_hangs(
+def test_events_are_not_read_more_often_for_a_hanging_listener(
     world: World, start: Start, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The listener hangs while it catches up."""
     start(hanging=GapRecorder(), other=GapRecorder()).stop(WAIT_SECONDS)
     gaps(world, *range(50))
     hanging, other = GapRecorder(lambda _: gate.wait()), GapRecorder()
@@ -141,9 +145,11 @@ def test_nothing_is_read_more_often_while_a_listener_that_catches_up_hangs(
     wait_until(lambda: len(hanging.offsets) == 50)
 
 
-def test_a_listener_that_raises_gets_the_next_event_and_harms_no_other(
+def test_a_listener_that_raises_gets_the_next_event(
     world: World, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It harms no other listener."""
+
     def fail(offset: int) -> None:
         raise SystemExit(f"no {offset}")
 
@@ -161,7 +167,7 @@ def test_a_listener_that_raises_gets_the_next_event_and_harms_no_other(
     ]  # fmt: skip
 
 
-def test_a_listener_that_hangs_holds_up_neither_the_others_nor_the_end(
+def test_a_listener_that_hangs_delays_neither_others_nor_the_end(
     world: World, start: Start, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     hanging, other = GapRecorder(lambda _: gate.wait()), Recorder()
@@ -192,7 +198,7 @@ def test_a_listener_gets_no_events_after_the_bus_has_stopped(world: World, start
     assert not any(thread.name.startswith("headrace-listener") for thread in threading.enumerate())
 
 
-def test_a_listener_whose_start_raises_gets_nothing_and_loses_nothing(world: World, start: Start) -> None:
+def test_a_listener_whose_start_raises_gets_and_loses_nothing(world: World, start: Start) -> None:
     class NoStart(GapRecorder):
         def start(self, context: object) -> None:
             raise OSError("no server")
@@ -215,7 +221,8 @@ def test_a_listener_may_ask_the_job_to_stop(world: World, start: Start) -> None:
     assert world.ledger.jobs.renew(world.job).stop_reason == "a gap"
 
 
-def test_the_bus_of_a_job_that_lost_its_lease_ends_and_moves_no_cursor(world: World, start: Start) -> None:
+def test_the_bus_of_a_job_without_its_lease_moves_no_cursor(world: World, start: Start) -> None:
+    """The bus ends."""
     old = GapRecorder()
     bus = start(listener=old, save_seconds=3600.0)
     gaps(world, 0)
@@ -230,9 +237,10 @@ def test_the_bus_of_a_job_that_lost_its_lease_ends_and_moves_no_cursor(world: Wo
     assert world.ledger.listener_cursors.open(job, ["listener"])["listener"].event_id == newest
 
 
-def test_events_that_were_deleted_before_a_listener_got_them_are_counted_with_one_warning(
+def test_events_deleted_before_a_listener_got_them_are_counted(
     world: World, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One warning stands for all of them."""
     start(listener=GapRecorder()).stop(WAIT_SECONDS)
     gaps(world, *range(7))
     world.add({1: (0, 10)})
@@ -291,7 +299,7 @@ def test_an_error_that_ends_the_bus_is_in_the_jobs_attributes(
 
 
 @pytest.mark.parametrize("listener", [Recorder, GapRecorder])
-def test_events_of_blocks_are_read_only_for_listeners_that_want_them(
+def test_block_events_are_read_only_for_listeners_that_want_them(
     world: World, start: Start, listener: type[StreamListener]
 ) -> None:
     read: list[str] = []

@@ -63,9 +63,8 @@ def receive(world: World, *numbers: int) -> None:
         world.clock.advance(INTERVAL_MS)
 
 
-def test_batches_are_reported_as_submitted_started_and_completed_with_their_delays(
-    world: World, listen: Listen
-) -> None:
+def test_batches_are_reported_at_each_stage_with_their_delays(world: World, listen: Listen) -> None:
+    """The stages are submitted, started and completed."""
     receive(world, 0, 1, 2)
 
     def happening() -> None:
@@ -96,7 +95,7 @@ def test_batches_are_reported_as_submitted_started_and_completed_with_their_dela
         assert batch.outputs == {"index": {"indexed": 10, "duration_seconds": 0.006}}
 
 
-def test_the_event_of_a_batch_has_the_batch_times_that_it_took_over(world: World, listen: Listen) -> None:
+def test_the_event_of_a_batch_has_the_times_that_it_took_over(world: World, listen: Listen) -> None:
     receive(world, 0, 1)
     recorder = listen(lambda: (world.allocate(T2, absorb=[T1], blocks_expected=2), world.complete(T2)))
     for method in ("on_batch_submitted", "on_batch_started", "on_batch_completed"):
@@ -127,7 +126,7 @@ def test_each_output_is_reported_as_started_and_completed(world: World, listen: 
 
 
 @two_outputs
-def test_a_batch_with_a_failed_output_is_completed_with_its_reason(world: World, listen: Listen) -> None:
+def test_a_batch_with_a_failed_output_completes_with_its_reason(world: World, listen: Listen) -> None:
     receive(world, 0)
 
     def happening() -> None:
@@ -148,7 +147,8 @@ def test_a_batch_with_a_failed_output_is_completed_with_its_reason(world: World,
 
 
 @two_outputs
-def test_a_batch_with_several_failed_outputs_is_completed_with_the_reason_of_each(world: World, listen: Listen) -> None:
+def test_a_batch_with_several_failed_outputs_has_each_reason(world: World, listen: Listen) -> None:
+    """It is completed nevertheless."""
     receive(world, 0)
     failures = {"index": "the index is read-only", "files": "the folder is full"}
 
@@ -187,7 +187,7 @@ def test_a_batch_is_completed_when_its_last_attempt_ends(world: World, listen: L
     assert (completed.batch.failures, completed.batch.outputs) == ({"index": "read-only"}, {"files": {}})
 
 
-def test_a_failed_batch_that_is_run_again_starts_and_completes_again(world: World, listen: Listen) -> None:
+def test_a_failed_batch_run_again_starts_and_completes_again(world: World, listen: Listen) -> None:
     receive(world, 0)
 
     def happening() -> None:
@@ -222,7 +222,7 @@ def test_receivers_are_reported_as_they_start_fail_and_stop(world: World, listen
     assert (of_input.receiver, of_input.input_id) == (None, "kafka")  # type: ignore[attr-defined]
 
 
-def test_receivers_that_are_lost_with_their_job_are_reported_as_stopped(world: World, listen: Listen) -> None:
+def test_receivers_lost_with_their_job_are_reported_as_stopped(world: World, listen: Listen) -> None:
     listen(lambda: None)
     world.ledger.jobs.release(world.job, JobState.FAILED, "the JVM is gone")
     events = [translate(row) for row in world.ledger.events.page(STREAM)]
@@ -270,7 +270,7 @@ def test_blocks_gaps_dead_letters_and_pauses_are_reported(world: World, listen: 
 
 
 @two_outputs
-def test_dead_letters_beyond_the_limit_are_reported_with_the_output_that_fails(world: World, listen: Listen) -> None:
+def test_dead_letters_beyond_the_limit_name_the_failing_output(world: World, listen: Listen) -> None:
     receive(world, 0)
     counts = {"dead_lettered": 9, "dead_letter_reasons": {"rejected": 9}, "dead_letter_limit_exceeded": "more than 5"}
 

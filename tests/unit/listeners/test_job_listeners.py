@@ -64,7 +64,7 @@ def test_a_job_ends_without_listeners_that_are_not_made(
     assert listener.offsets == []
 
 
-def test_listeners_that_take_long_to_be_made_are_in_the_jobs_attributes(
+def test_listeners_slow_to_be_made_are_in_the_jobs_attributes(
     world: World,
     started: Callable[..., JobListeners],
     listener: GapRecorder,

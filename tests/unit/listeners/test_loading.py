@@ -85,7 +85,7 @@ def test_a_class_gets_its_arguments_and_the_id_of_its_connection() -> None:
         (Listener(reference="mine:mine", arguments={"limit": 1}), "is an instance, so it takes no limit"),
     ],
 )
-def test_a_listener_that_cannot_be_made_is_left_out_with_its_reason(listener: Listener, reason: str) -> None:
+def test_a_listener_that_cannot_be_made_is_left_out_with_reason(listener: Listener, reason: str) -> None:
     stream = make(listener, "mine:Mine") if listener.id != "mine:Mine" else make(listener)
     listeners, problems = load_listeners(stream)
     assert reason in problems[listener.id]
@@ -122,7 +122,7 @@ def test_an_installed_package_offers_listeners_to_all_streams(module: Path) -> N
     assert all(isinstance(listener, StreamListener) for listener in listeners.values())
 
 
-def test_a_module_that_exits_when_it_is_imported_harms_no_other_listener(module: Path) -> None:
+def test_a_module_that_exits_at_its_import_harms_no_listener(module: Path) -> None:
     (module / "exiting.py").write_text("import sys\n\nsys.exit(3)\n")
     listeners, problems = load_listeners(make("exiting:Mine", "mine:Mine"))
     assert list(listeners) == ["mine:Mine"]

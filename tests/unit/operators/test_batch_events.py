@@ -88,7 +88,7 @@ def test_a_batch_that_is_not_complete_emits_no_event(ledger):
     assert emitted(ledger) == []
 
 
-def test_a_failed_output_that_a_cleared_run_writes_completes_the_batch_there(ledger):
+def test_a_batch_completes_where_a_cleared_run_writes_its_output(ledger):
     attempt(ledger, "elasticsearch")
     attempt(ledger, "lake", clear_number=1)
     assert len(emitted(ledger, clear_number=1)) == 1
@@ -99,7 +99,8 @@ def test_another_run_that_finds_the_batch_done_emits_no_event(ledger):
     assert emitted(ledger, run_id="another") == []
 
 
-def test_a_cleared_run_emits_another_event_only_if_it_ran_something(ledger):
+def test_a_cleared_run_emits_another_event_only_if_it_did_work(ledger):
+    """It emits one only if it ran a step of the batch."""
     attempt(ledger)
     assert emitted(ledger, clear_number=1) == []
     attempt(ledger, clear_number=1, force=True)
@@ -108,19 +109,19 @@ def test_a_cleared_run_emits_another_event_only_if_it_ran_something(ledger):
     assert emitted(ledger) == []
 
 
-def test_an_attempt_that_died_after_its_last_record_completed_the_batch_nevertheless(ledger):
+def test_a_batch_is_complete_if_its_attempt_died_after_recording(ledger):
     attempt(ledger, ends=False)
     with pytest.raises(Exception, match="completed"):
         attempt(ledger)
     assert len(emitted(ledger)) == 1
 
 
-def test_a_run_emits_no_event_for_what_a_later_run_did_in_its_place(ledger):
+def test_a_run_emits_no_event_for_what_a_later_run_did_instead(ledger):
     attempt(ledger, run_id="the later one", repair=True)
     assert emitted(ledger) == []
 
 
-def test_of_two_runs_that_wrote_outputs_the_one_that_completed_the_batch_emits_the_event(ledger):
+def test_of_two_writing_runs_the_completing_one_emits_the_event(ledger):
     attempt(ledger, "elasticsearch")
     attempt(ledger, "lake", run_id="another")
     assert emitted(ledger) == []

@@ -61,9 +61,8 @@ class TestAllocateBlocks:
         reported = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
         assert reported["records"] == 0
 
-    def test_a_scheduled_run_allocates_earlier_times_that_hold_records_and_have_no_batch(
-        self, allocated, source, ledger, until, monkeypatch
-    ):
+    def test_a_scheduled_run_allocates_earlier_times_with_records(self, allocated, source, ledger, until, monkeypatch):
+        """They are those that have no batch yet."""
         missed = []
         for _ in range(3):
             missed.append(source.store(5))
@@ -77,7 +76,7 @@ class TestAllocateBlocks:
         assert ledger.blocks.unclaimed("flights") == []
 
     @pytest.mark.parametrize("run_type", ["manual", "backfill"])
-    def test_a_requested_run_only_names_earlier_times_without_a_batch(
+    def test_a_requested_run_only_names_earlier_times_without_batch(
         self, source, stream, ledger, make_task, until, caplog, run_type
     ):
         missed = source.store(5)
@@ -89,7 +88,7 @@ class TestAllocateBlocks:
         assert "backfill" in reported
         assert ledger.batches.find("flights", missed) is None
 
-    def test_in_order_earlier_times_are_left_to_the_wait_for_the_turn(self, source, stream, ledger, make_task, until):
+    def test_in_order_earlier_times_are_left_to_the_wait_for_a_turn(self, source, stream, ledger, make_task, until):
         missed = source.store(5)
         until(lambda: ledger.now_ms() >= missed + 200)
         task = make_task(from_ms(missed))
@@ -97,9 +96,7 @@ class TestAllocateBlocks:
         AllocateBlocksOperator(task_id="allocate", stream=ordered).execute(task.context)
         assert ledger.batches.find("flights", missed) is None
 
-    def test_a_time_from_before_the_stream_is_built_when_the_run_asks(
-        self, stream, ledger, make_task, monkeypatch, until
-    ):
+    def test_a_time_from_before_the_stream_is_built_on_request(self, stream, ledger, make_task, monkeypatch, until):
         built = []
 
         def build(context, at_ms):
@@ -115,7 +112,7 @@ class TestAllocateBlocks:
                 AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
         assert built == [early]
 
-    def test_a_run_without_logical_date_has_one_batch_in_all_its_tasks(self, stream, source, ledger, make_task, until):
+    def test_a_run_without_logical_date_has_one_batch_in_all_tasks(self, stream, source, ledger, make_task, until):
         at_ms = source.store(4)
         until(lambda: ledger.now_ms() >= at_ms)
         task = make_task(None, run_id="asset_triggered__1")
@@ -139,7 +136,7 @@ class TestCheckpoint:
         assert ledger.batches.get("flights", at_ms).checkpointed_at_ms is None
         assert "Checkpoint " in capsys.readouterr().out
 
-    def test_what_is_left_of_a_batch_is_named_unless_an_attempt_is_at_it(self, allocated, ledger, stream, capsys):
+    def test_steps_left_of_a_batch_are_named_unless_under_attempt(self, allocated, ledger, stream, capsys):
         at_ms, task = allocated()
         more = (*stream.outputs, ConsoleOutput(id="one"), ConsoleOutput(id="two"))
         stream = stream.model_copy(update={"outputs": more})
@@ -188,7 +185,7 @@ class TestCleanup:
         _, task = allocated()
         CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
 
-    def test_what_is_done_with_goes_and_the_log_says_in_words_what_went(
+    def test_a_cleanup_removes_what_is_done_and_logs_it_in_words(
         self, allocated, ledger, stream, source, until, capsys
     ):
         at_ms, task = allocated()

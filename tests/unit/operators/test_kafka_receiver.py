@@ -58,9 +58,7 @@ def test_the_operator_starts_the_job_shows_it_and_waits_deferred(operator, toy, 
     assert "is running" in reported
 
 
-def test_no_link_leads_to_a_user_interface_on_the_loopback_of_another_machine(
-    operator, toy, ledger, task, capsys, monkeypatch
-):
+def test_no_link_leads_to_a_loopback_page_of_another_machine(operator, toy, ledger, task, capsys, monkeypatch):
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example.org")
     toy("run")
     deferred(operator, task.context)
@@ -87,9 +85,7 @@ def test_the_link_to_sparks_user_interface_leads_somewhere(monkeypatch, airflow,
     assert browser_link(ui) == link
 
 
-def test_the_job_of_an_older_runs_retry_begins_by_the_newest_definition(
-    operator, toy, ledger, task, stream, monkeypatch
-):
+def test_an_older_runs_retry_begins_by_the_newest_definition(operator, toy, ledger, task, stream, monkeypatch):
     """A run of the receiver DAG lasts as long as its job, and with versioned bundles so does its code."""
     toy("run")
     stale = register(ledger, stream)
@@ -97,9 +93,7 @@ def test_the_job_of_an_older_runs_retry_begins_by_the_newest_definition(
     assert _revision_of_the_job(operator, task, ledger, newest, monkeypatch) == newest != stale
 
 
-def test_a_job_begins_by_its_tasks_definition_if_only_the_folders_of_python_files_differ(
-    operator, toy, ledger, task, stream, monkeypatch
-):
+def test_a_job_begins_by_its_tasks_definition_in_another_folder(operator, toy, ledger, task, stream, monkeypatch):
     """The files of another commit of a git bundle may not be on this host."""
     toy("run")
     spark = stream.spark.model_copy(update={"py_files": ("/bundles/versions/c3d4/code.py",)})
@@ -137,7 +131,8 @@ def test_a_second_task_attaches_to_the_job_that_lives(operator, toy, ledger, tas
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes have an identity on Linux only")
-def test_a_job_whose_process_was_killed_is_replaced_before_its_lease_is_out(operator, toy, ledger, task):
+def test_a_job_whose_process_was_killed_is_replaced_early(operator, toy, ledger, task):
+    """It is replaced before its lease is out."""
     toy("run")
     killed = {**own_identity(), "started": 1}
     ledger.jobs.acquire("flights", holder="killed", lease_ms=3_600_000, attributes={PROCESS: killed})
@@ -145,7 +140,7 @@ def test_a_job_whose_process_was_killed_is_replaced_before_its_lease_is_out(oper
     assert operator._process.alive()
 
 
-def test_a_job_of_an_older_version_that_it_attaches_to_is_asked_to_stop(operator, ledger, task, monkeypatch, capsys):
+def test_an_attached_job_of_an_older_version_is_asked_to_stop(operator, ledger, task, monkeypatch, capsys):
     monkeypatch.setattr("headrace.runs.receiver_job.SETTLED_MS", 0)
     older = current_versions() | {"headrace": "0.0.1"}
     ledger.jobs.acquire("flights", holder="before the upgrade", lease_ms=60_000, versions=older)
@@ -155,9 +150,7 @@ def test_a_job_of_an_older_version_that_it_attaches_to_is_asked_to_stop(operator
     assert waiting.trigger.parameters == {"epoch": 1}
 
 
-def test_of_two_tries_that_start_a_job_at_once_one_does_and_the_other_attaches(
-    toy, ledger, make_task, stream, until, monkeypatch
-):
+def test_of_two_tries_at_once_one_starts_and_the_other_attaches(toy, ledger, make_task, stream, until, monkeypatch):
     """Airflow runs a second try beside a first that it takes for dead, and neither sees a live job."""
     toy("run")
     both_saw_none = threading.Barrier(2, timeout=30)
@@ -209,7 +202,7 @@ def in_a_pod(monkeypatch, stream):
     return KafkaReceiverOperator(task_id="receive", stream=mounted, poll_interval=0.05)
 
 
-def test_in_a_pod_of_its_own_the_task_waits_beside_the_job_that_it_started(in_a_pod, toy, ledger, task, until):
+def test_a_task_in_its_own_pod_waits_beside_the_job_it_started(in_a_pod, toy, ledger, task, until):
     toy("run")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(in_a_pod.execute, task.context)
@@ -219,7 +212,7 @@ def test_in_a_pod_of_its_own_the_task_waits_beside_the_job_that_it_started(in_a_
         assert waiting.result(30) is None
 
 
-def test_in_a_pod_of_its_own_the_task_defers_when_the_job_is_elsewhere(in_a_pod, ledger, task):
+def test_a_task_in_its_own_pod_defers_when_the_job_is_elsewhere(in_a_pod, ledger, task):
     ledger.jobs.acquire("flights", holder="a task in another pod", lease_ms=60_000, versions=current_versions())
     assert deferred(in_a_pod, task.context).trigger.parameters == {"epoch": 1}
 
@@ -230,7 +223,8 @@ def test_a_driver_in_the_cluster_does_not_end_with_the_pod(in_a_pod, toy, ledger
     assert deferred(in_a_pod, task.context).trigger.parameters == {"epoch": 1}
 
 
-def test_a_log_that_would_be_lost_with_the_pod_is_refused_before_anything_is_made(stream, task, monkeypatch, tmp_path):
+def test_a_log_that_would_be_lost_with_the_pod_is_refused_first(stream, task, monkeypatch, tmp_path):
+    """It is refused before anything is made."""
     monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
     elsewhere = stream.model_copy(update={"ledger": f"sqlite:///{tmp_path}/other.db"})
     with pytest.raises(TaskPlaceError, match=r"storage: .* ledger: ") as refused:
@@ -255,7 +249,8 @@ def test_a_job_that_was_asked_to_stop_ends_the_task_well(operator, toy, ledger, 
     assert operator.job_ended(task.context, event) is None
 
 
-def test_a_job_that_fails_after_its_start_fails_the_task_with_its_own_error(stream, toy, ledger, task):
+def test_a_job_that_fails_after_its_start_fails_the_task(stream, toy, ledger, task):
+    """The task fails with the job's own error."""
     toy("fail")
     operator = KafkaReceiverOperator(task_id="receive", stream=stream, deferrable=False, poll_interval=0.05)
     with pytest.raises(ReceiverJobError, match="Kafka said no") as found:
@@ -263,7 +258,7 @@ def test_a_job_that_fails_after_its_start_fails_the_task_with_its_own_error(stre
     assert "receiver-" in str(found.value)
 
 
-def test_a_task_that_waits_in_a_celery_worker_warns_of_its_broker(stream, ledger, task, until, monkeypatch, capsys):
+def test_a_task_waiting_in_a_celery_worker_warns_of_its_broker(stream, ledger, task, until, monkeypatch, capsys):
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
     lease = ledger.jobs.acquire("flights", holder="before", lease_ms=60_000, versions=current_versions())
     operator = KafkaReceiverOperator(task_id="receive", stream=stream, deferrable=False, poll_interval=0.05)
@@ -275,7 +270,8 @@ def test_a_task_that_waits_in_a_celery_worker_warns_of_its_broker(stream, ledger
     assert "After the visibility timeout" in capsys.readouterr().out
 
 
-def test_a_job_that_fails_while_it_is_waited_for_fails_the_task_with_its_own_error(operator, ledger, task):
+def test_a_job_that_fails_while_waited_for_fails_the_task(operator, ledger, task):
+    """The task fails with the job's own error."""
     lease = ledger.jobs.acquire("flights", holder="before", lease_ms=60_000, versions=current_versions())
     waiting = deferred(operator, task.context)
     ledger.jobs.release(lease, "failed", "Kafka said no")
@@ -285,7 +281,8 @@ def test_a_job_that_fails_while_it_is_waited_for_fails_the_task_with_its_own_err
         operator.job_ended(task.context, event)
 
 
-def test_a_job_that_dies_before_its_lease_fails_the_task_with_its_last_lines(operator, toy, ledger, task):
+def test_a_job_that_dies_before_its_lease_fails_with_its_log(operator, toy, ledger, task):
+    """The task fails with the log's last lines."""
     toy("crash")
     with pytest.raises(ReceiverJobError, match="no such master"):
         operator.execute(task.context)
@@ -310,7 +307,7 @@ def test_airflows_retry_starts_it_again(operator, toy, ledger, task, stream, unt
     assert deferred(again, task.context).trigger.parameters == {"epoch": 2}
 
 
-def test_a_stream_that_is_to_be_stopped_is_waited_for_and_not_started(operator, toy, ledger, task):
+def test_a_stream_to_be_stopped_is_waited_for_and_not_started(operator, toy, ledger, task):
     ledger.streams.set_desired_state("flights", "stopped")
     waiting = deferred(operator, task.context)
     assert isinstance(waiting.trigger, StreamWantedTrigger)
@@ -333,7 +330,7 @@ def test_killing_the_task_asks_the_job_to_stop(operator, toy, ledger, task, unti
     assert "killed" in ledger.jobs.current("flights").stop_reason
 
 
-def test_a_stale_try_leaves_the_job_to_the_one_that_attached_to_it(operator, toy, ledger, task, stream):
+def test_a_stale_try_leaves_the_job_to_the_one_attached_to_it(operator, toy, ledger, task, stream):
     toy("run")
     deferred(operator, task.context)
     second = KafkaReceiverOperator(task_id="receive", stream=stream)
@@ -359,7 +356,7 @@ def test_a_stale_try_leaves_the_job_to_the_one_that_attached_to_it(operator, toy
         (None, {}, False),
     ],
 )
-def test_a_mark_that_came_before_the_trigger_ran_is_heard_by_the_next_run(
+def test_a_mark_from_before_the_trigger_ran_reaches_the_next_run(
     operator, toy, ledger, make_task, stream, until, state, tries, heard
 ):
     toy("run")
@@ -459,9 +456,10 @@ def test_a_job_does_not_start_on_an_older_copy_of_its_ledger(stream, toy, source
 
 
 @pytest.mark.parametrize("recover", ["manual", "automatic"])
-def test_a_lost_ledger_is_rebuilt_before_the_job_starts_if_the_stream_says_so(
+def test_a_lost_ledger_is_rebuilt_before_the_start_if_allowed(
     recover, stream, toy, source, task, tmp_path, monkeypatch, capsys
 ):
+    """The stream's definition says whether it may be."""
     monkeypatch.setattr("headrace.batch.recover.LEASE_MS", 500)
     source.store(3)
     # Nothing shows that the last block was accepted; nothing else has its offsets, so it counts.

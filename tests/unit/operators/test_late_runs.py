@@ -89,9 +89,8 @@ SKIPPED = (AirflowSkipException, DownstreamTasksSkipped)
 
 
 @pytest.mark.parametrize("run_type", ["backfill", "manual"])
-def test_a_run_for_a_time_that_was_taken_over_is_skipped_and_names_the_batch(
-    run_batch, taken_over, run_of, ledger, run_type, capsys
-):
+def test_a_run_for_a_time_taken_over_is_skipped(run_batch, taken_over, run_of, ledger, run_type, capsys):
+    """The run names the batch that took its time over."""
     asked = run_of(taken_over.absorbed[0], run_id="asked", run_type=run_type)
     with pytest.raises(SKIPPED) as skipped:
         run_batch(asked)
@@ -106,7 +105,8 @@ def test_a_run_for_a_time_that_was_taken_over_is_skipped_and_names_the_batch(
     assert ledger.batches.get("flights", taken_over.batch_time_ms).attempt == taken_over.attempt
 
 
-def test_the_runs_of_a_backfill_repeat_the_batch_that_took_their_times_over_once(run_batch, taken_over, run_of, ledger):
+def test_runs_of_a_backfill_repeat_the_overtaking_batch_once(run_batch, taken_over, run_of, ledger):
+    """The overtaking batch is the one that took their times over."""
     times = [*taken_over.absorbed, taken_over.batch_time_ms]
 
     def backfill(clear_number: int, order=1) -> list[str]:
@@ -139,7 +139,7 @@ def test_the_runs_of_a_backfill_repeat_the_batch_that_took_their_times_over_once
     assert {ledger.batches.get("flights", at_ms).attempt for at_ms in taken_over.absorbed} == {0}
 
 
-def test_a_person_who_asks_for_one_time_repeats_the_batch_each_time(run_batch, taken_over, run_of, ledger):
+def test_a_person_who_asks_for_one_time_repeats_it_each_time(run_batch, taken_over, run_of, ledger):
     for number in range(2):
         asked = run_of(taken_over.absorbed[1], run_id=f"manual__{number}", run_type="manual", conf={"reprocess": True})
         run_batch(asked)
@@ -147,9 +147,8 @@ def test_a_person_who_asks_for_one_time_repeats_the_batch_each_time(run_batch, t
     assert ledger.batches.get("flights", taken_over.batch_time_ms).attempt == taken_over.attempt + 2
 
 
-def test_a_batch_that_was_abandoned_is_not_repeated_for_the_times_it_took_over(
-    run_batch, stream, pending, run_of, ledger
-):
+def test_an_abandoned_batch_is_not_repeated_for_times_it_took(run_batch, stream, pending, run_of, ledger):
+    """It is not repeated for the batch times that it took over."""
     late = run_of(pending[0], run_id="late")
     at_ms = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(late.context)["batch_time_ms"]
     ledger.batches.abandon("flights", at_ms, "it was wrong")
@@ -159,9 +158,8 @@ def test_a_batch_that_was_abandoned_is_not_repeated_for_the_times_it_took_over(
     assert "which is abandoned, has taken" in asked.xcoms["nothing_to_run"]
 
 
-def test_a_run_whose_batch_time_another_took_over_after_it_began_is_skipped_and_names_the_batch(
-    run_batch, stream, source, run_of, ledger, until
-):
+def test_a_run_that_loses_its_batch_time_is_skipped(run_batch, stream, source, run_of, ledger, until):
+    """Another took the time over after the run began; the run names its batch."""
     first_ms = source.store(2)
     until(lambda: ledger.now_ms() >= first_ms)
     source.seal()
@@ -227,9 +225,8 @@ def removed(stream, source, taken_over, until, ledger):
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["records wait", "nothing waits"])
-def test_a_cleared_run_whose_batch_was_removed_says_so_and_takes_no_other(
-    run_batch, stream, source, removed, run_of, ledger, until, waits
-):
+def test_a_cleared_run_of_a_removed_batch_says_so(run_batch, stream, source, removed, run_of, ledger, until, waits):
+    """It takes no other batch in its place."""
     if waits:
         at_ms = source.store(2)
         until(lambda: ledger.now_ms() >= at_ms)

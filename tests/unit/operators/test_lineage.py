@@ -60,9 +60,10 @@ def make(stream: Any) -> Any:
         return WalSparkSubmitOperator(task_id="generate_batch", stream=stream, way="connect")
 
 
-def test_a_batchs_run_has_its_offsets_as_inputs_and_its_index_as_output(
+def test_a_batchs_run_has_its_offsets_as_inputs(
     stream: Any, allocated: Any, toy_batch: Any, connectable: Any, emit: Emit
 ) -> None:
+    """Its output is the batch's index."""
     toy_batch("ok")
     at_ms, task = allocated()
     operator = make(stream)
@@ -78,7 +79,7 @@ def test_a_batchs_run_has_its_offsets_as_inputs_and_its_index_as_output(
     assert (batches["stream"], batches["batchTimes"]) == ("flights", [time_text(at_ms)])
 
 
-def test_a_failed_task_has_inputs_and_no_output_that_was_not_written(
+def test_a_failed_task_has_inputs_and_only_written_outputs(
     stream: Any, allocated: Any, toy_batch: Any, connectable: Any, emit: Emit
 ) -> None:
     toy_batch("fail")
@@ -91,7 +92,7 @@ def test_a_failed_task_has_inputs_and_no_output_that_was_not_written(
     assert event["outputs"] == []
 
 
-def test_each_kind_of_output_is_named_and_dead_letters_are_an_output(
+def test_each_kind_of_output_is_named_and_letters_are_one_too(
     stream: Any, allocated: Any, ledger: Any, emit: Emit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SEARCH", '{"conn_type": "elasticsearch", "host": "es1,es2", "schema": "https"}')

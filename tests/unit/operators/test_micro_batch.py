@@ -60,9 +60,7 @@ def test_blocks_that_are_not_there_yet_are_waited_for_deferred(
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
 
-def test_a_retry_runs_what_is_left_and_the_stream_is_checkpointed_in_between(
-    stream, stored, toy_batch, connectable, ledger
-):
+def test_a_retry_runs_what_is_left_with_a_checkpoint_in_between(stream, stored, toy_batch, connectable, ledger):
     at_ms, task = stored
     toy_batch("fail:printed")
     with pytest.raises(BatchTaskError):

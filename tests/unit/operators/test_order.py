@@ -56,9 +56,8 @@ def complete(ledger, *times) -> None:
         ledger.attempts.complete(attempt)
 
 
-def test_earlier_times_are_allocated_and_waited_for_before_the_own_batch(
-    after, first_task, toy_batch, connectable, ledger
-):
+def test_earlier_times_are_allocated_and_waited_for_first(after, first_task, toy_batch, connectable, ledger):
+    """That happens before the run's own batch."""
     missed, at_ms, task = after(2)
     with pytest.raises(TaskDeferred) as waiting:
         first_task.execute(task.context)
@@ -99,9 +98,7 @@ def test_a_requested_run_whose_turn_does_not_come_fails(after, first_task, ledge
         getattr(first_task, waiting.value.method_name)(task.context, {"turn": False, "reason": "no"})
 
 
-def test_a_run_that_takes_earlier_times_over_does_not_wait_for_them(
-    stream, after, first_task, toy_batch, connectable, ledger
-):
+def test_a_run_that_takes_earlier_times_over_does_not_wait(stream, after, first_task, toy_batch, connectable, ledger):
     coalescing = stream.model_copy(update={"coalesce": True})
     first_task.stream = coalescing
     # By now more intervals may have ended than are sealed: that wait is not what this is about.

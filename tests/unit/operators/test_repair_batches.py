@@ -101,7 +101,8 @@ def runs(stream, source, make_task, until, ledger, connectable):
     return Runs(stream, source, make_task, until)
 
 
-def test_what_failed_is_repaired_once_its_output_has_succeeded_for_another_batch(runs, toy_batch, ledger, monkeypatch):
+def test_a_failed_batch_is_repaired_once_its_output_succeeds(runs, toy_batch, ledger, monkeypatch):
+    """The output has succeeded for another batch."""
     failed = [runs.fail(toy_batch)[0] for _ in range(2)]
     assert runs.nothing_is_due()
     assert runs.trigger().poll(ledger) is None
@@ -129,7 +130,8 @@ def test_a_run_does_its_own_batch_alone(runs, toy_batch):
     assert runs.attempts(failed) == 1
 
 
-def test_due_steps_of_a_batch_are_repaired_in_one_attempt_and_others_wait(runs, toy_batch, ledger):
+def test_due_steps_of_a_batch_are_repaired_in_one_attempt(runs, toy_batch, ledger):
+    """The steps that are not due wait."""
     at_ms, task = runs.next()
     toy_batch("fail")
     for step in (ONE, TWO):
@@ -206,7 +208,8 @@ def break_repairs(monkeypatch, *, of: list[int] | None = None) -> None:
     monkeypatch.setattr(RepairBatchesOperator, "run_attempt", broken)
 
 
-def test_a_failure_that_may_pass_ends_the_repair_which_is_red_with_its_reason(runs, toy_batch, ledger, monkeypatch):
+def test_a_failure_that_may_pass_ends_the_repair_with_its_reason(runs, toy_batch, ledger, monkeypatch):
+    """The run of the repair is red."""
     failed = [runs.fail(toy_batch)[0] for _ in range(2)]
     runs.write(runs.next()[1], ONE, TWO)
     break_repairs(monkeypatch)
@@ -246,7 +249,7 @@ def test_each_due_batch_is_judged_once_when_it_is_its_turn(runs, toy_batch, ledg
     assert [runs.state(time_ms) for time_ms in failed] == ["completed"] * 3
 
 
-def test_a_batch_that_fails_each_time_has_pauses_and_holds_up_no_other(runs, toy_batch, ledger, monkeypatch):
+def test_a_batch_that_fails_each_time_pauses_and_delays_no_other(runs, toy_batch, ledger, monkeypatch):
     poison, other = (runs.fail(toy_batch)[0] for _ in range(2))
     runs.write(runs.next()[1], ONE, TWO)
     break_repairs(monkeypatch, of=[poison])
@@ -264,7 +267,7 @@ def test_a_batch_that_fails_each_time_has_pauses_and_holds_up_no_other(runs, toy
 
 
 @pytest.mark.parametrize("how", ["code", "final"])
-def test_what_failed_by_its_code_is_repaired_when_the_definition_has_changed(runs, toy_batch, ledger, how):
+def test_a_failure_of_the_code_is_repaired_by_a_new_definition(runs, toy_batch, ledger, how):
     failed, _ = runs.fail(toy_batch, how)
     runs.write(runs.next()[1], ONE)
     trigger = runs.trigger()
@@ -278,7 +281,7 @@ def test_what_failed_by_its_code_is_repaired_when_the_definition_has_changed(run
     assert runs.written(failed)[ONE] == 2
 
 
-def test_a_trigger_that_fired_while_the_clock_was_ahead_fires_again(runs, toy_batch, ledger):
+def test_a_trigger_that_fired_under_a_clock_ahead_fires_again(runs, toy_batch, ledger):
     runs.fail(toy_batch)
     runs.write(runs.next()[1], ONE, TWO)
     trigger = runs.trigger()
@@ -302,7 +305,7 @@ def test_while_the_batch_dag_is_paused_only_a_person_repairs(runs, toy_batch):
     assert runs.state(failed) == "completed"
 
 
-def test_a_batch_whose_failed_output_was_removed_stays_failed_until_it_is_given_up(runs, toy_batch, ledger):
+def test_a_batch_stays_failed_until_its_lost_output_is_given_up(runs, toy_batch, ledger):
     failed, task = runs.fail(toy_batch)
     runs.write(task, TWO)
     runs.define(*runs.stream.outputs[1:])
@@ -318,7 +321,8 @@ def test_a_batch_whose_failed_output_was_removed_stays_failed_until_it_is_given_
     assert ledger.batches.abandon_output("flights", failed, ONE, "not needed").state == "completed"
 
 
-def test_a_batch_whose_only_output_was_renamed_is_written_under_its_first_id(runs, toy_batch):
+def test_a_batch_of_a_renamed_output_is_written_under_its_old_id(runs, toy_batch):
+    """The renamed output was the batch's only one."""
     runs.define(runs.stream.outputs[0])
     failed, _ = runs.fail(toy_batch)
     runs.define(ConsoleOutput(id=TWO))
@@ -331,7 +335,7 @@ def test_a_batch_whose_only_output_was_renamed_is_written_under_its_first_id(run
     assert (runs.state(failed), runs.written(failed)) == ("completed", {ONE: 2})
 
 
-def test_a_batch_whose_only_output_was_given_up_needs_those_that_the_stream_has_now(runs, toy_batch, ledger):
+def test_a_batch_without_its_only_output_needs_the_present_ones(runs, toy_batch, ledger):
     runs.define(runs.stream.outputs[0])
     failed, _ = runs.fail(toy_batch)
     three = "printed_too"
@@ -345,14 +349,14 @@ def test_a_batch_whose_only_output_was_given_up_needs_those_that_the_stream_has_
     assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2, three: 3})
 
 
-def test_a_runs_end_reports_the_failure_although_a_task_never_began(runs, toy_batch, ledger):
+def test_a_runs_end_reports_a_failure_despite_an_unbegun_task(runs, toy_batch, ledger):
     failed, task = runs.fail(toy_batch)
     CheckpointOperator(task_id="checkpoint", stream=runs.stream).execute(task.context)
     kinds = [event.kind for event in ledger.events.of_batch("flights", failed)]
     assert kinds.count("batch_failed") == 1
 
 
-def test_abandoned_batches_and_batches_with_a_live_attempt_are_not_repaired(runs, toy_batch, ledger):
+def test_abandoned_batches_and_those_under_attempt_get_no_repair(runs, toy_batch, ledger):
     abandoned, _ = runs.fail(toy_batch)
     ledger.batches.abandon("flights", abandoned, "its index is gone")
     held, _ = runs.fail(toy_batch)
@@ -366,7 +370,7 @@ def test_abandoned_batches_and_batches_with_a_live_attempt_are_not_repaired(runs
     assert (runs.state(abandoned), runs.state(held)) == ("abandoned", "running")
 
 
-def test_a_batch_whose_repair_was_killed_is_due_again_when_its_lease_has_ended(runs, toy_batch, ledger):
+def test_a_batch_whose_repair_was_killed_is_due_after_its_lease(runs, toy_batch, ledger):
     failed, _ = runs.fail(toy_batch)
     runs.write(runs.next()[1], ONE, TWO)
     killed = {"holder": "repair", "way": "connect", "outputs": [ONE], "attributes": {"repair": True}}
@@ -378,7 +382,7 @@ def test_a_batch_whose_repair_was_killed_is_due_again_when_its_lease_has_ended(r
     assert runs.written(failed) == {ONE: 3, TWO: 3}
 
 
-def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_batch, ledger, monkeypatch):
+def test_a_batch_that_its_own_run_just_begins_is_left_to_it(runs, toy_batch, ledger, monkeypatch):
     failed, _ = runs.fail(toy_batch)
     runs.write(runs.next()[1], ONE, TWO)
     own = []
@@ -396,7 +400,7 @@ def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_
     assert runs.written(failed) == {ONE: attempt.number}
 
 
-def test_while_a_slot_is_held_the_repair_waits_and_leaves_the_batch(runs, toy_batch, ledger, monkeypatch):
+def test_a_repair_waits_for_a_held_slot_and_leaves_the_batch(runs, toy_batch, ledger, monkeypatch):
     failed, _ = runs.fail(toy_batch)
     runs.write(runs.next()[1], ONE, TWO)
     held, _ = runs.next()
@@ -462,7 +466,7 @@ def test_a_repair_keeps_the_parameters_of_the_batchs_own_run(runs, toy_batch, le
 
 
 class TestTrigger:
-    def test_it_fires_once_for_the_same_state_and_again_after_a_while(self, runs, toy_batch, ledger):
+    def test_it_fires_once_for_the_same_state_and_later_again(self, runs, toy_batch, ledger):
         runs.fail(toy_batch)
         runs.write(runs.next()[1], ONE, TWO)
         trigger = runs.trigger()
@@ -481,7 +485,7 @@ class TestTrigger:
         assert second
         assert runs.trigger().poll(ledger) is None
 
-    def test_a_batch_that_a_clock_ahead_allocated_is_not_left_to_its_own_run_until_then(self, runs, ledger):
+    def test_a_batch_of_a_clock_ahead_is_not_left_to_its_own_run(self, runs, ledger):
         at_ms, _ = runs.next()
         allocated_ms = ledger.batches.get("flights", at_ms).allocated_at_ms
         trigger = runs.trigger()
@@ -504,7 +508,7 @@ class TestInOrder:
     def stream(self, stream):
         return stream.model_copy(update={"ordered": True, "outputs": stream.outputs[:1]})
 
-    def test_the_first_is_repaired_after_a_pause_and_then_all_that_follow_in_order(self, runs, toy_batch, ledger):
+    def test_the_first_is_repaired_after_a_pause_then_all_in_order(self, runs, toy_batch, ledger):
         first, _ = runs.fail(toy_batch)
         times = [first, *(runs.next()[0] for _ in range(2))]
         runs.until(lambda: runs.trigger().poll(ledger))
@@ -522,7 +526,7 @@ class TestInOrder:
             runs.repair()
         assert [runs.state(time_ms) for time_ms in (first, second)] == ["failed", "allocated"]
 
-    def test_one_whose_own_run_is_queued_behind_a_waiting_run_is_repaired(self, stream, runs, toy_batch):
+    def test_one_queued_behind_a_waiting_run_is_repaired(self, stream, runs, toy_batch):
         first, _ = runs.next()
         date = from_ms(first - stream.batch_interval_ms)
         assert runs.nothing_is_due(waiting_runs={date})
@@ -535,7 +539,7 @@ class TestInOrder:
         assert runs.nothing_is_due()
         assert runs.attempts(first) == 1
 
-    def test_a_batch_that_failed_when_it_was_run_again_holds_up_nothing(self, runs, toy_batch, ledger):
+    def test_a_batch_that_failed_when_run_again_holds_up_nothing(self, runs, toy_batch, ledger):
         first, task = runs.next()
         runs.write(task, ONE)
         begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}

@@ -51,9 +51,8 @@ def test_a_retry_does_not_repeat_it_and_a_cleared_run_does(stream, allocated, to
     assert len(ledger.attempts.of_batch("flights", at_ms)) == 2
 
 
-def test_a_run_that_was_deleted_and_comes_again_by_the_same_id_replays_again(
-    stream, allocated, toy_batch, connectable, ledger
-):
+def test_a_run_that_was_deleted_and_comes_again_replays_again(stream, allocated, toy_batch, connectable, ledger):
+    """The run comes again by the same id."""
     at_ms, task = allocated()
     run(stream, task)
     run(stream, task.again(started=datetime.now(UTC)))
@@ -97,9 +96,8 @@ def test_batches_that_delete_by_key_are_replayed_in_their_order(stream, allocate
     assert refused.value.failure is Failure.FINAL
 
 
-def test_a_renamed_output_is_replayed_in_order_with_the_batches_before_its_renaming(
-    stream, allocated, toy_batch, connectable, ledger
-):
+def test_a_renamed_outputs_replay_includes_batches_from_before(stream, allocated, toy_batch, connectable, ledger):
+    """Its batches from before the renaming are replayed in order with the others."""
     (first_ms, first), (second_ms, second) = allocated(), allocated()
     run(stream, second, document_ids=KeyIds())
     renamed = stream.outputs[0].model_copy(update={"id": "orders", "renamed_from": "elasticsearch"})
@@ -170,7 +168,7 @@ def test_one_run_replays_all_batches_of_a_range(stream, day, toy_batch, connecta
     assert {len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times} == {2}
 
 
-def test_a_batch_of_a_range_that_fails_is_named_and_retried_alone(stream, day, toy_batch, connectable, ledger):
+def test_a_failed_batch_of_a_range_is_named_and_retried_alone(stream, day, toy_batch, connectable, ledger):
     times, task = day()
     toy_batch(f"fail@{times[1]}")
     with pytest.raises(BatchTaskError, match=r"4 of 5 batches.*1 have failed.*the transform said no") as failed:
@@ -182,7 +180,7 @@ def test_a_batch_of_a_range_that_fails_is_named_and_retried_alone(stream, day, t
     assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [1, 2, 1, 1, 1]
 
 
-def test_a_range_whose_process_was_killed_goes_on_with_what_is_left(stream, day, toy_batch, connectable, ledger):
+def test_a_range_whose_process_was_killed_goes_on_with_the_rest(stream, day, toy_batch, connectable, ledger):
     times, task = day()
     toy_batch(f"killed@{times[2]}")
     with pytest.raises(BatchTaskError, match="2 of 5 batches are done"):
@@ -194,7 +192,7 @@ def test_a_range_whose_process_was_killed_goes_on_with_what_is_left(stream, day,
     assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [1, 1, 2, 1, 1]
 
 
-def test_a_cleared_run_goes_on_with_the_range_that_it_has_not_completed(stream, day, toy_batch, connectable, ledger):
+def test_a_cleared_run_goes_on_with_its_incomplete_range(stream, day, toy_batch, connectable, ledger):
     times, task = day(3)
     toy_batch(f"fail@{times[1]}")
     with pytest.raises(BatchTaskError):
@@ -213,7 +211,8 @@ def with_copy(stream):
     )
 
 
-def test_each_output_of_a_cleared_replay_goes_on_with_its_own_range(stream, day, toy_batch, connectable, ledger):
+def test_each_output_of_a_cleared_replay_has_its_own_range(stream, day, toy_batch, connectable, ledger):
+    """Each output goes on with that range."""
     both = with_copy(stream)
     replay = replayed(both, {"elasticsearch": {"index": "c"}, "copy": {"index": "d"}})
     register(ledger, both)
@@ -272,9 +271,7 @@ def test_batches_that_come_while_a_range_runs_are_not_in_it(stream, day, allocat
     assert run_it(stream, task.again(run_id="another"))["completed"] == 4
 
 
-def test_a_batch_whose_last_output_is_written_while_a_range_runs_is_not_in_it(
-    stream, day, toy_batch, connectable, ledger
-):
+def test_a_batch_written_completely_during_a_range_is_left_out(stream, day, toy_batch, connectable, ledger):
     both = with_copy(stream)
     times, task = day(3)
     register(ledger, both)
@@ -289,7 +286,7 @@ def test_a_batch_whose_last_output_is_written_while_a_range_runs_is_not_in_it(
     assert (numbers["completed"], numbers["left"], numbers["left_out"]) == (2, 0, 1)
 
 
-def test_a_batch_that_another_run_repeats_while_a_range_runs_stays_in_it(stream, day, toy_batch, connectable, ledger):
+def test_a_batch_that_another_run_repeats_stays_in_the_range(stream, day, toy_batch, connectable, ledger):
     """Also if a failed attempt had written one of its outputs first."""
     both = with_copy(stream)
     times, task = day(2)
@@ -316,7 +313,8 @@ def test_the_execution_timeout_ends_the_process_of_a_range(stream, day, toy_proc
     assert not ledger.attempts.running("flights")
 
 
-def test_a_range_does_not_begin_with_a_batch_that_another_run_is_running(stream, day, toy_batch, connectable, ledger):
+def test_a_range_does_not_begin_with_another_runs_batch(stream, day, toy_batch, connectable, ledger):
+    """The other run is running that batch."""
     times, task = day(2)
     fields = {"target": "v2", "definition": stream.to_json(), "outputs": ["elasticsearch"], "way": "connect"}
     ledger.replays.begin("flights", times[0], holder="another run", lease_ms=1_500, **fields)
@@ -332,7 +330,7 @@ def test_a_changed_definition_begins_a_range_again(stream, day, toy_batch, conne
     assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [2, 2]
 
 
-def test_a_range_over_a_deployment_is_written_with_one_definition(stream, day, toy_batch, connectable, ledger):
+def test_a_range_over_a_deployment_is_written_by_one_definition(stream, day, toy_batch, connectable, ledger):
     times, task = day(3)
     register(ledger, stream)
     complete(ledger, *times)

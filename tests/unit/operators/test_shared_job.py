@@ -55,7 +55,7 @@ def test_the_streams_of_a_shared_job_get_one_process(shared, toy, ledger, task, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes have an identity on Linux only")
-def test_after_the_process_was_killed_the_next_request_starts_it_again(shared, toy, ledger, task, make_task, until):
+def test_a_killed_process_is_started_again_by_the_next_request(shared, toy, ledger, task, make_task, until):
     toy("shared")
     first = operator_of(shared[0])
     start(first, task.context)
@@ -68,7 +68,8 @@ def test_after_the_process_was_killed_the_next_request_starts_it_again(shared, t
     assert ledger.shared_jobs.current("shared").epoch == 2
 
 
-def test_a_process_that_cannot_start_fails_the_task_with_its_log_and_leaves_no_request(shared, toy, ledger, task):
+def test_a_process_that_cannot_start_fails_the_task_with_its_log(shared, toy, ledger, task):
+    """It leaves no request."""
     toy("crash")
     with pytest.raises(ReceiverJobError, match=r"ended with exit code 1(.|\n)*no such master"):
         operator_of(shared[0]).execute(task.context)
@@ -96,7 +97,8 @@ def test_a_task_takes_up_the_request_of_the_try_before_it(shared, toy, ledger, t
     assert ledger.jobs.current("flights").epoch == 1
 
 
-def test_a_killed_task_asks_its_stream_to_stop_and_leaves_the_process_to_the_others(shared, toy, ledger, task):
+def test_a_killed_task_leaves_the_process_to_the_other_streams(shared, toy, ledger, task):
+    """It asks its own stream to stop."""
     toy("shared")
     operator = operator_of(shared[0])
     start(operator, task.context)
@@ -118,7 +120,9 @@ def test_a_stream_has_one_request(shared, ledger):
         request_job(ledger, shared[0], revision=1, holder="two", lease_ms=60_000)
 
 
-def test_of_two_tasks_one_starts_the_process_and_a_failed_start_lets_the_next_one_try(shared, ledger):
+def test_of_two_tasks_one_starts_the_process(shared, ledger):
+    """A failed start lets the next one try."""
+
     def fail():
         raise OSError("no memory")
 
@@ -129,7 +133,7 @@ def test_of_two_tasks_one_starts_the_process_and_a_failed_start_lets_the_next_on
     assert start_if_absent(ledger, "shared", holder="three", start=fail) is None
 
 
-def test_the_process_gets_the_connections_of_all_streams_of_its_job(shared, ledger, monkeypatch):
+def test_the_process_gets_the_connections_of_all_its_streams(shared, ledger, monkeypatch):
     def declare(name: str, connection: str, **changes):
         source = KafkaInput(connection=connection, topics="x")
         register(ledger, shared[0].model_copy(update={"name": name, "inputs": (source,), **changes}))

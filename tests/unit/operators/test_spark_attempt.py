@@ -97,9 +97,8 @@ def test_dead_letters_are_counted_by_output(stream, allocated, ledger, received)
     assert "airflow.headrace.output.created" not in arguments
 
 
-def test_a_failed_batch_is_counted_and_run_again_it_is_no_second_completion(
-    stream, allocated, toy_batch, connectable, received
-):
+def test_a_failed_batch_run_again_is_counted_as_no_completion(stream, allocated, toy_batch, connectable, received):
+    """It is not a second one; the failure is counted."""
     toy_batch("fail")
     _, task = allocated()
     with pytest.raises(BatchTaskError):
@@ -148,7 +147,7 @@ def test_a_batch_from_before_the_stream_began_sends_no_delays(stream, ledger, re
 
 
 @pytest.mark.usefixtures("connectable")
-def test_a_batch_does_not_fail_because_its_numbers_cannot_be_sent(stream, allocated, toy_batch, ledger, monkeypatch):
+def test_a_batch_does_not_fail_because_metrics_cannot_be_sent(stream, allocated, toy_batch, ledger, monkeypatch):
     def unavailable(*_: object, **__: object) -> None:
         raise OSError("no network")
 
@@ -184,7 +183,7 @@ def test_every_parameter_of_the_installed_provider_is_known():
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_what_is_for_spark_submit_reaches_its_hook_as_the_providers_operator_passes_it(stream, monkeypatch, name):
+def test_spark_submits_options_reach_its_hook_as_the_providers(stream, monkeypatch, name):
     if name == "use_krb5ccache":
         monkeypatch.setenv("KRB5_CONFIG", "unused")
         given = {name: True, "principal": "me@REALM"}
@@ -204,7 +203,8 @@ def test_what_is_for_spark_submit_reaches_its_hook_as_the_providers_operator_pas
 
 
 @pytest.mark.parametrize("name", sorted(PASSED_ON | BY_THE_PROVIDER))
-def test_what_is_for_spark_submit_is_refused_where_a_batch_runs_in_the_receivers_application(stream, name):
+def test_spark_submits_options_are_refused_in_a_receivers_batch(stream, name):
+    """The batch runs in the receivers' application."""
     if name not in provider_arguments():
         pytest.skip("this provider has no such parameter")
     with pytest.raises(SubmitArgumentError, match=rf"'{name}' is for spark-submit.*way='submit'"):
@@ -234,7 +234,8 @@ def test_a_parameter_that_a_newer_provider_has_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(BY_THE_PROVIDER))
-def test_openlineages_settings_are_added_to_the_configuration_by_the_provider(stream, name):
+def test_openlineages_settings_are_added_by_the_provider(stream, name):
+    """They are added to the configuration."""
     operator = batch_operator(stream, way="submit", **{name: True})
     assert getattr(operator, f"_{name}") is True
     # What the provider adds, it adds here, and the hook is made from it.
@@ -242,7 +243,7 @@ def test_openlineages_settings_are_added_to_the_configuration_by_the_provider(st
     assert operator._get_hook()._conf["spark.openlineage.parentRunId"] == "1"
 
 
-def test_the_providers_template_fields_are_kept_and_their_rendered_values_submitted(stream):
+def test_the_providers_template_fields_are_submitted_rendered(stream):
     operator = batch_operator(stream, way="submit", files="{{ ds }}.json", executor_memory="2g")
     assert operator.template_fields == SparkSubmitOperator.template_fields
     operator.files = "2026-11-22.json"

@@ -166,7 +166,7 @@ def test_a_try_that_wakes_up_beside_a_later_one_leaves_it_alone(stream, allocate
     assert [row.state.value for row in ledger.attempts.of_batch("flights", at_ms)] == ["fenced", "completed"]
 
 
-def test_an_attempt_that_died_after_its_last_record_has_completed_the_batch(stream, allocated, toy_batch, ledger):
+def test_a_batch_is_complete_if_its_attempt_died_after_recording(stream, allocated, toy_batch, ledger):
     at_ms, task = allocated()
     begun = {"holder": "dead", "way": "connect", "lease_ms": 1}
     dead = ledger.attempts.begin("flights", at_ms, **begun)

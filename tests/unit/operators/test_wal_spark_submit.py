@@ -97,7 +97,7 @@ def test_a_scheduled_run_waits_for_it_longer_than_for_a_slot(stream, allocated, 
     assert waiting.value.kwargs["waiting_for"] == "application"
 
 
-def test_the_wait_for_an_application_ends_after_the_start_timeout(stream, allocated, submitted):
+def test_the_wait_for_an_application_ends_at_the_start_timeout(stream, allocated, submitted):
     _, task = allocated()
     # After a minute for a slot.
     make(stream).slot_may_be_free(task.context, waited=240.0, waiting_for="application", waiting_since=60.0)
@@ -201,9 +201,10 @@ def test_the_successor_of_an_older_job_is_waited_for(stream, source, allocated, 
 
 
 @pytest.mark.parametrize("version", ["0.0.1", "1000.0"], ids=["older, just begun", "newer"])
-def test_beside_a_job_of_another_version_that_stays_a_batch_is_submitted(
+def test_a_batch_is_submitted_beside_a_job_of_another_version(
     stream, source, allocated, submitted, ledger, capsys, version
 ):
+    """The job of the other version stays."""
     _, task = allocated()
     ledger.jobs.release(source.job)
     _job_of(ledger, stream, version)
@@ -228,7 +229,7 @@ def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, t
 
 
 @pytest.mark.parametrize(("how", "first"), [("code", RetryAction.DEFAULT), ("final", RetryAction.FAIL)])
-def test_lost_data_is_not_tried_again_and_a_failure_of_the_code_once(
+def test_lost_data_is_not_tried_again_and_code_failures_once(
     stream, allocated, toy_batch, connectable, ledger, how, first
 ):
     at_ms, task = allocated()
@@ -241,7 +242,7 @@ def test_lost_data_is_not_tried_again_and_a_failure_of_the_code_once(
     assert attempt.state.value == "failed"
 
 
-def test_a_batch_that_is_given_up_between_its_tries_ends_them_well(stream, allocated, toy_batch, connectable, ledger):
+def test_a_batch_given_up_between_its_tries_ends_them_well(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("fail")
     with pytest.raises(BatchTaskError):
@@ -253,9 +254,8 @@ def test_a_batch_that_is_given_up_between_its_tries_ends_them_well(stream, alloc
     assert (gap.batch_time_ms, gap.until_offset - gap.from_offset) == (at_ms, 3)
 
 
-def test_the_error_of_a_submitted_batch_begins_with_what_its_application_reported(
-    stream, source, allocated, submitted, toy_batch, ledger
-):
+def test_the_error_of_a_submitted_batch_begins_with_its_report(stream, source, allocated, submitted, toy_batch, ledger):
+    """The report is what the batch's application said."""
     _, task = allocated()
     ledger.jobs.update(source.job, state="running")
     toy_batch("fail")
@@ -264,9 +264,8 @@ def test_the_error_of_a_submitted_batch_begins_with_what_its_application_reporte
         make(stream).execute(task.context)
 
 
-def test_an_application_that_ended_badly_after_it_completed_the_batch_has_no_cause_to_name(
-    stream, source, allocated, submitted, toy_batch, ledger
-):
+def test_an_application_that_ends_badly_when_done_has_no_cause(stream, source, allocated, submitted, toy_batch, ledger):
+    """It completed the batch, so there is no cause to name."""
     at_ms, task = allocated()
     ledger.jobs.update(source.job, state="running")
     toy_batch("late")
@@ -292,9 +291,8 @@ def test_a_warning_of_the_batchs_process_is_one_in_the_tasks_log(stream, allocat
     assert ["[warning" in line for line in lines] == [False, True]
 
 
-def test_an_attempt_that_dies_after_its_last_record_is_seen_to_be_complete_by_the_retry(
-    stream, allocated, toy_process, connectable, ledger
-):
+def test_a_retry_sees_that_a_dead_attempt_was_complete(stream, allocated, toy_process, connectable, ledger):
+    """The attempt died after its last record."""
     at_ms, task = allocated()
     toy_process("die")
     with pytest.raises(BatchTaskError, match="signal 9"):
@@ -324,7 +322,7 @@ def test_an_empty_batch_completes_without_spark(stream, allocated, ledger, capsy
     assert "no Spark is needed" in capsys.readouterr().out
 
 
-def test_the_console_heading_of_an_empty_batch_is_printed_by_a_plain_process(stream, allocated, toy_batch, capsys):
+def test_a_plain_process_prints_an_empty_batchs_console_heading(stream, allocated, toy_batch, capsys):
     printed = stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput())})
     _, task = allocated(records=0)
     make(printed, way="submit").execute(task.context)
@@ -383,7 +381,7 @@ def test_a_later_attempt_takes_the_batch_from_a_zombie(stream, allocated, toy_ba
         ledger.attempts.complete(zombie)
 
 
-def test_an_attempt_keeps_its_definition_while_tasks_register_another(
+def test_an_attempt_keeps_its_definition_beside_newer_ones(
     stream, allocated, toy_batch, connectable, ledger, monkeypatch
 ):
     """A deploy happens between the beginning of the attempt and the start of its process, and again before its end."""
@@ -434,9 +432,10 @@ def test_other_batches_in_the_slot_are_waited_for_deferred(stream, allocated, to
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
 
-def test_other_batches_in_the_slot_are_waited_for_in_place_where_tasks_are_not_deferred(
+def test_other_batches_in_the_slot_are_waited_for_in_place(
     stream, allocated, toy_batch, connectable, ledger, capsys, monkeypatch
 ):
+    """Tasks are not deferred in this case."""
     first, _ = allocated()
     at_ms, task = allocated()
     other = ledger.attempts.begin("flights", first, holder="another run", way="connect", lease_ms=60_000)
@@ -454,7 +453,7 @@ def test_other_batches_in_the_slot_are_waited_for_in_place_where_tasks_are_not_d
     assert capsys.readouterr().out.count("another run") == 1, "why it waits is said once"
 
 
-def test_a_wait_in_place_for_the_slot_ends_after_the_slot_timeout(stream, allocated, toy_batch, connectable, ledger):
+def test_a_wait_in_place_for_the_slot_ends_at_the_slot_timeout(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()
     ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
@@ -465,7 +464,7 @@ def test_a_wait_in_place_for_the_slot_ends_after_the_slot_timeout(stream, alloca
         operator.execute(task.context)
 
 
-def test_a_deferred_wait_for_the_slot_ends_after_the_slot_timeout(stream, allocated, toy_batch, connectable, ledger):
+def test_a_deferred_wait_for_the_slot_ends_at_the_slot_timeout(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()
     ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
@@ -475,9 +474,8 @@ def test_a_deferred_wait_for_the_slot_ends_after_the_slot_timeout(stream, alloca
         make(stream).slot_may_be_free(task.context, **{**waiting.value.kwargs, "waited": 10_000.0})
 
 
-def test_with_two_versions_of_spark_in_one_folder_no_attempt_begins(
-    stream, allocated, connectable, ledger, monkeypatch
-):
+def test_no_attempt_begins_with_two_versions_of_spark_together(stream, allocated, connectable, ledger, monkeypatch):
+    """Both are in one folder."""
     at_ms, task = allocated()
     monkeypatch.setattr("importlib.metadata.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
     with pytest.raises(MixedSparkError):

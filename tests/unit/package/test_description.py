@@ -43,7 +43,8 @@ def test_without_an_address_a_link_to_a_file_becomes_text(build: ModuleType) -> 
     )
 
 
-def test_an_image_becomes_the_files_content_and_is_left_out_without_an_address(build: ModuleType) -> None:
+def test_an_image_links_to_the_releases_file_or_is_left_out(build: ModuleType) -> None:
+    """Without an address it is left out."""
     text = "Before ![a stream](docs/images/x.png) after"
     release = f"{ADDRESS}/blob/v1.2.3"
     absolute = f"Before ![a stream]({release}/docs/images/x.png?raw=true) after"

@@ -90,6 +90,15 @@ def test_files_that_name_a_kind() -> None:
     frozen_list("files_that_name_a_kind.txt", found)
 
 
+def test_names_of_tests_are_read_at_once() -> None:
+    """In a list of failures a longer one is cut off."""
+    files = PACKAGE.parents[1].glob("tests/**/*.py")
+    every = ((file, node) for file in files for node in ast.walk(ast.parse(file.read_bytes())))
+    tests = [(file, node.name) for file, node in every if isinstance(node, ast.FunctionDef)]
+    assert len(tests) > 4_000
+    assert not [f"{file.name}: {name}" for file, name in tests if name.startswith("test_") and len(name) > 60]
+
+
 def code_lines(file: Path) -> int:
     """The lines of a file that hold code: no comments, no docstrings, no empty lines."""
     text = file.read_text(encoding="utf-8")

@@ -85,9 +85,8 @@ def test_what_is_added_in_an_interval_becomes_a_block_at_its_end(setting: Settin
     generator.stop()
 
 
-def test_what_is_added_after_an_interval_is_not_cut_as_part_of_it_though_the_timer_is_late(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_after_an_interval_are_not_cut_into_it(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not, even if the timer is late."""
     generator, pushes = setting.generator, setting.pushes
     monkeypatch.setattr(generator._timer, "start", lambda: 0)
     setting.start()
@@ -149,9 +148,7 @@ def test_stop_ensures_correct_shutdown(setting: Setting) -> None:
     generator.stop()
 
 
-def test_a_stop_pushes_what_was_not_cut_though_nothing_was_queued(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_pushes_what_was_not_cut_from_an_empty_queue(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pushing thread waits for the last cut, however long the timer takes to end before it."""
     generator, pushes = setting.generator, setting.pushes
     setting.start()
@@ -242,7 +239,7 @@ def test_a_full_queue_holds_back_who_adds_and_bounds_the_bytes() -> None:
     assert max(block.nbytes for block in pushes.blocks) <= 100
 
 
-def test_an_action_comes_after_what_was_added_before_it_and_before_what_comes_later(setting: Setting) -> None:
+def test_an_action_comes_between_earlier_and_later_records(setting: Setting) -> None:
     generator, pushes = setting.generator, setting.pushes
     setting.start()
     seen: list[list[str]] = []
@@ -319,7 +316,8 @@ class TestRecurringTimer:
         assert timer.stop() == 1_300
         assert called == [1_100, 1_200, 1_300]
 
-    def test_callback_is_made_once_more_by_a_stop_that_does_not_interrupt(self) -> None:
+    def test_callback_is_made_once_more_by_a_gentle_stop(self) -> None:
+        """Such a stop does not interrupt the timer."""
         called: list[int] = []
         timer = RecurringTimer(ManualClock(0), 100, called.append, "test")
         timer.start()
@@ -342,7 +340,7 @@ def test_all_blocks_that_wait_are_pushed_together(setting: Setting) -> None:
     assert setting.pushes.items == ["one", "two", "three", "four"]
 
 
-def test_blocks_that_are_pushed_together_have_no_more_bytes_than_one_may_have() -> None:
+def test_blocks_pushed_together_have_no_more_bytes_than_one_may() -> None:
     setting = Setting(max_block_bytes=10)
     setting.start()
     setting.pushes.may_push.clear()

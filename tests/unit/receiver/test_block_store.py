@@ -114,9 +114,7 @@ def test_offsets_that_are_given_to_other_records_are_an_event(begin: Callable[[s
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event(
-    begin: Callable[[str], Any], policy: str
-) -> None:
+def test_a_log_cut_and_regrown_without_a_receiver_is_an_event(begin: Callable[[str], Any], policy: str) -> None:
     setting = begin(policy)
     setting.kafka.elect("flights", 0, high=5)
     setting.kafka.produce("flights", 0, *[b"new"] * 7)
@@ -133,7 +131,7 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event
     assert setting.ledger.gaps.page("air") == []
 
 
-def test_a_partition_that_is_taken_by_force_meanwhile_is_reported_by_its_next_owner(
+def test_a_partition_taken_by_force_is_reported_by_its_new_owner(
     begin: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = begin("reset")
@@ -173,7 +171,7 @@ def lost(setting: Any) -> bool:
     return bool(row.stats.get("lost_offsets") == 10)
 
 
-def test_a_gap_of_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owners(
+def test_a_gap_of_a_partition_taken_by_force_is_the_next_owners(
     begin: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = begin("reset")
@@ -194,7 +192,7 @@ def test_a_gap_of_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owner
     assert running.report.state is ReceiverState.STOPPED
 
 
-def test_offsets_that_a_topic_created_again_does_not_have_are_no_gap_of_the_one_before(
+def test_offsets_a_new_topic_lacks_are_no_gap_of_the_old_one(
     begin: Callable[[str], Any],
 ) -> None:
     """It may begin with later offsets: a copy of a topic keeps them, and its first records may be too old."""
@@ -377,9 +375,7 @@ def test_all_blocks_that_wait_are_one_write_and_one_transaction(
     assert supervised.receiver().received_blocks == 6
 
 
-def test_a_write_whose_commit_was_answered_by_an_error_is_stored_once(
-    supervised: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_with_an_error_for_its_commit_is_stored_once(supervised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The COMMIT was done; the ledger returns the first results at the second try."""
     answers: list[bool] = []
     plain = type(supervised.ledger.blocks).add_all
@@ -403,7 +399,7 @@ def test_a_write_whose_commit_was_answered_by_an_error_is_stored_once(
     assert supervised.receiver().received_blocks == 5
 
 
-def test_a_write_without_an_answer_is_read_from_the_ledger_s_positions(
+def test_an_unanswered_write_is_read_from_the_ledgers_positions(
     supervised: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the COMMIT was done or not; the log does not deny what may have been accepted."""
@@ -439,7 +435,7 @@ def test_a_write_without_an_answer_is_read_from_the_ledger_s_positions(
     assert first == second == [(0, 0, True), (1, 1, None), (2, 1, None), (3, 1, None)]
 
 
-def test_a_partition_that_is_taken_by_force_leaves_the_others_of_a_write(
+def test_a_partition_taken_by_force_leaves_the_others_of_a_write(
     supervised: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = type(supervised.ledger.blocks).add_all

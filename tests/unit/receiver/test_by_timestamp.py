@@ -67,7 +67,8 @@ def setting(make_timed: Callable[[int], Timed]) -> Timed:
     return make_timed(2)
 
 
-def test_each_record_is_in_the_batch_of_its_partitions_latest_timestamp(setting: Timed) -> None:
+def test_each_record_is_in_the_latest_timestamps_batch(setting: Timed) -> None:
+    """The timestamp is the latest of its partition so far."""
     setting.produce(0, 0.1, 0.9, 0.5, 1.2, 0.8, 7.5)
     setting.produce(1, 1.0, 1.999, 2.0)
     with setting.running():
@@ -114,7 +115,7 @@ def test_late_records_join_the_next_open_batch_and_are_counted(setting: Timed) -
     assert setting.batches() == {2: [(0, 1.5)], 5: [(0, 1.6), (0, 1.7), (1, 2.5)], 7: [(1, 6.5)]}
 
 
-def test_a_timestamp_of_the_future_carries_its_partition_no_further_than_now(setting: Timed) -> None:
+def test_a_future_timestamp_carries_its_partition_only_to_now(setting: Timed) -> None:
     with setting.running():
         setting.produce(0, 1_000_000)
         eventually(lambda: setting.positions() == [1, 0])
@@ -127,7 +128,7 @@ def test_a_timestamp_of_the_future_carries_its_partition_no_further_than_now(set
     assert setting.blocks()[1].batch_time_ms > first.batch_time_ms
 
 
-def test_idle_partitions_are_drained_as_soon_as_the_lateness_of_a_batch_is_over(setting: Timed) -> None:
+def test_idle_partitions_are_drained_once_the_lateness_is_over(setting: Timed) -> None:
     setting.produce(0, 1.5)
     with setting.running():
         eventually(lambda: min(setting.drained()) > 0)
@@ -140,7 +141,8 @@ def test_idle_partitions_are_drained_as_soon_as_the_lateness_of_a_batch_is_over(
     assert 0 <= min(behind_ms) < 900
 
 
-def test_nothing_is_claimed_while_kafka_is_silent_and_nothing_after_it(setting: Timed) -> None:
+def test_nothing_is_claimed_while_kafka_is_silent(setting: Timed) -> None:
+    """Nothing after that time is claimed either."""
     with setting.running():
         eventually(lambda: min(setting.drained()) > 0)
         setting.ends.silent = True
@@ -186,7 +188,7 @@ def test_the_heartbeat_goes_on_between_the_batches_of_one_cut(
     assert len(beats) >= 3
 
 
-def test_records_that_are_read_again_keep_the_batches_of_their_timestamps(
+def test_records_read_again_keep_the_batches_of_their_timestamps(
     make_timed: Callable[[int], Timed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were read and not stored, because their topic might not be described for a while."""

@@ -68,7 +68,8 @@ def test_what_lies_in_one_interval_stays_one_chunk() -> None:
     assert reported([part]) == [(100, 0, 3, 3)]
 
 
-def test_a_chunk_is_split_where_an_interval_ends_and_a_part_reaches_to_the_next_ones_first_offset() -> None:
+def test_a_chunk_is_split_where_an_interval_ends() -> None:
+    """A part reaches to the first offset of the next one."""
     rows = [(A0, 3, 105), (A0, 7, 115), (A0, 8, 119)]
     parts = split(chunk(rows, [OffsetRange(A0, 0, 12, 3)]))
     assert reported(parts) == [(100, 0, 7, 1), (110, 7, 12, 2)]
@@ -89,7 +90,8 @@ def test_a_timestamp_of_the_future_counts_as_now() -> None:
     assert reported(split(of_one([105, 4_102_444_800_000, 110]), now_ms=123)) == [(100, 0, 1, 1), (120, 1, 3, 2)]
 
 
-def test_without_a_timestamp_a_record_belongs_to_the_one_before_it_or_to_now() -> None:
+def test_a_record_without_a_timestamp_belongs_to_the_one_before() -> None:
+    """The first record of all belongs to now."""
     assert reported(split(of_one([105, None]))) == [(100, 0, 2, 2)]
     assert reported(split(of_one([None, 105]))) == [(1_000, 0, 2, 2)]
     assert reported(split(of_one([None, None]), watermark_ms=50)) == [(50, 0, 2, 2)]
@@ -112,7 +114,7 @@ def test_partitions_have_a_maximum_each() -> None:
     ]
 
 
-def test_offsets_without_records_carry_no_partition_to_another_time() -> None:
+def test_offsets_without_records_move_no_partition_in_time() -> None:
     times = EventTimes(INTERVAL, lambda: NOW)
     times.begin(A1, 50)
     parts = times.split(
@@ -122,7 +124,8 @@ def test_offsets_without_records_carry_no_partition_to_another_time() -> None:
     assert reported(times.split(RecordChunk(None, (OffsetRange(A0, 1, 2, 0),), 0))) == [(100, 1, 2, 0)]
 
 
-def test_a_partition_that_is_begun_again_keeps_what_was_read_and_one_forgotten_does_not() -> None:
+def test_a_partition_begun_again_keeps_its_time() -> None:
+    """A partition that was forgotten does not keep it."""
     times = EventTimes(INTERVAL, lambda: NOW)
     times.split(of_one([205]))
     times.begin(A0, 100)
@@ -224,7 +227,7 @@ def test_batches_are_those_of_the_running_maximum(
 
 
 @pytest.mark.parametrize("rows", [20_000])
-def test_an_interleaved_fetch_of_many_intervals_is_split_in_milliseconds(rows: int) -> None:
+def test_a_fetch_of_many_intervals_is_split_in_milliseconds(rows: int) -> None:
     """At 700,000 records a second there are 28 ms for as many records, for everything."""
     topic = [TopicPartition("a", "id-a", number) for number in range(4)]
     read: list[Row] = [(topic[n % 4], n // 4, n // 4) for n in range(rows)]

@@ -209,13 +209,14 @@ def test_another_connection_of_a_listener_is_a_difference(tmp_path: Path) -> Non
     assert difference == "listeners was mine:Mine (mine:Mine {}) and is mine:Mine (mine:Mine {}, connection a)"
 
 
-def test_an_output_that_stops_the_stream_when_a_topic_grows_is_one_too(tmp_path: Path) -> None:
+def test_an_output_that_stops_when_a_topic_grows_is_one_too(tmp_path: Path) -> None:
     output = {"kind": "elasticsearch", "hosts": "http://127.0.0.1:1", "index": "clicks", "document_ids": KeyIds()}
     (difference,) = receiving_differences(shop(tmp_path), shop(tmp_path, outputs=output))
     assert difference == "outputs versioned by offsets was none and is elasticsearch"
 
 
-def test_another_folder_of_python_files_is_no_difference_another_name_is_one(tmp_path: Path) -> None:
+def test_another_folder_of_python_files_is_no_difference(tmp_path: Path) -> None:
+    """Another name of a file is a difference."""
     before, moved, more = (
         shop(tmp_path, spark={"py_files": [f"{folder}/{name}", folder]})
         for folder, name in (("/a1", "code.py"), ("/b2", "code.py"), ("/b2", "more.py"))

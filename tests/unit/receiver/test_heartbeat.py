@@ -97,7 +97,8 @@ def setting() -> Setting:
     return Setting()
 
 
-def test_a_batch_does_not_wait_for_the_next_second_once_its_blocks_are_stored(setting: Setting) -> None:
+def test_a_batch_does_not_wait_a_second_once_its_blocks_are_in(setting: Setting) -> None:
+    """It does not wait for the next heartbeat's second."""
     heartbeat = setting.heartbeat
     setting.sealed_ms = 49_700
     assert heartbeat.tick()
@@ -123,7 +124,8 @@ def test_the_difference_of_the_clocks_is_reported(setting: Setting, ledger_ahead
     assert setting.stats["clock_ahead_seconds"] == ahead
 
 
-def test_a_ledger_that_does_not_answer_is_asked_once_a_second_though_a_batch_waits(setting: Setting) -> None:
+def test_a_silent_ledger_is_asked_once_a_second(setting: Setting) -> None:
+    """It is so even though a batch waits."""
     heartbeat = setting.heartbeat
     heartbeat.tick()
     setting.is_available = False
@@ -136,9 +138,10 @@ def test_a_ledger_that_does_not_answer_is_asked_once_a_second_though_a_batch_wai
     assert setting.reported_sealed_ms == [0, 10_100]
 
 
-def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_be_created_again(
+def test_a_stopped_partition_fails_unless_its_topic_came_again(
     setting: Setting,
 ) -> None:
+    """It fails once its topic is known not to be created again."""
     setting.statuses = [PartitionStatus(PARTITION, 5, FetchState.FAILED, "offsets [5, 9) are gone")]
     # None: Kafka did not say. True: the tracker ends the partition.
     setting.answers = iter([None, True, False])
@@ -151,7 +154,7 @@ def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_
     assert [failures_after_a_beat() for _ in range(4)] == [0, 0, 1, 1]
 
 
-def test_a_stopped_partition_that_was_taken_away_by_force_ends_no_receiver(setting: Setting) -> None:
+def test_a_stopped_partition_taken_by_force_ends_no_receiver(setting: Setting) -> None:
     setting.statuses = [PartitionStatus(PARTITION, 5, FetchState.FAILED, "offsets [5, 9) are gone")]
     setting.answers = iter([False, False])
     setting.owner = 1
@@ -275,7 +278,7 @@ def test_a_topic_that_may_not_be_described_has_no_lag_of_0(watched: Watched) -> 
     assert watched.unreadable_topics(0) == []
 
 
-def test_a_partition_that_cannot_be_read_is_one_as_long_as_there_is_something_to_read(watched: Watched) -> None:
+def test_a_partition_is_unreadable_if_there_is_something_to_read(watched: Watched) -> None:
     watched.ask()
     assert watched.unreadable_topics(0, error="no access") == []
     watched.kafka.produce("flights", 0, b"a")
@@ -289,7 +292,8 @@ def test_a_partition_that_cannot_be_read_is_one_as_long_as_there_is_something_to
     assert watched.unreadable_topics(0, FetchState.FAILED, "gone") == [], "that is its state in the ledger"
 
 
-def test_the_lag_counts_what_waits_for_an_open_transaction_which_is_reported_after_a_minute() -> None:
+def test_the_lag_counts_what_waits_for_an_open_transaction() -> None:
+    """The transaction is reported after a minute."""
     log, readable = FakeKafka(), FakeKafka()
     clock = ManualClock(T)
     for kafka in (log, readable):
@@ -337,7 +341,7 @@ def test_a_transaction_that_ends_and_the_next_one_are_two(watched: Watched) -> N
         watched.kafka.produce("flights", 0, b"b")
 
 
-def test_a_partition_is_released_by_the_next_orders_if_the_ledger_did_not_answer() -> None:
+def test_a_release_without_an_answer_comes_with_the_next_orders() -> None:
     """Otherwise the receiver would end, and with it what was read of its other partitions."""
     answers = iter([LedgerUnavailableError("away"), None])
     released: list[TopicPartition] = []

@@ -31,14 +31,16 @@ class Setting:
         return self.gaps.first_lost(self.partition, holes_between(seen, 0, len(entries)))
 
 
-def test_without_compaction_and_transactions_a_hole_of_one_offset_is_lost() -> None:
+def test_a_hole_of_one_offset_without_explanation_is_lost() -> None:
+    """There is neither compaction nor a transaction to explain it."""
     setting = Setting(("data", 3), ("gone", 1), ("data", 2), ("gone", 2))
     assert setting.first_lost() == (3, 4)
     assert setting.gaps.explained == 0
 
 
 @pytest.mark.parametrize("compacted", [True, None])
-def test_compaction_explains_every_hole_also_when_the_client_may_not_ask(compacted: bool | None) -> None:
+def test_compaction_explains_every_hole(compacted: bool | None) -> None:
+    """It does so even if the client may not ask Kafka."""
     setting = Setting(("data", 1), ("gone", 5_000), ("data", 1))
     setting.evidence.compacted = compacted
     assert setting.first_lost() is None
@@ -47,7 +49,8 @@ def test_compaction_explains_every_hole_also_when_the_client_may_not_ask(compact
     assert setting.gaps.explained == 10_000
 
 
-def test_with_transactions_short_holes_are_counted_and_kafka_is_asked_once() -> None:
+def test_transactions_explain_short_holes_after_one_question() -> None:
+    """The holes are counted, and Kafka is asked once."""
     setting = Setting(*[("data", 1), ("control", 1)] * 5, ("data", 64), ("control", 64), transactions=True)
     assert setting.first_lost() is None
     asked = setting.evidence.questions
@@ -56,7 +59,7 @@ def test_with_transactions_short_holes_are_counted_and_kafka_is_asked_once() -> 
     assert setting.gaps.explained == 2 * 69
 
 
-def test_transactions_do_not_explain_a_hole_longer_than_1000_offsets() -> None:
+def test_transactions_explain_no_hole_above_1000_offsets() -> None:
     assert Setting(("data", 1), ("gone", 1_000), ("data", 1), transactions=True).first_lost() is None
     assert Setting(("data", 1), ("gone", 1_001), ("data", 1), transactions=True).first_lost() == (1, 1_002)
 
@@ -79,7 +82,7 @@ def test_records_of_aborted_transactions_are_not_lost() -> None:
     assert setting.gaps.explained == 2_000
 
 
-def test_a_consumer_of_uncommitted_records_has_seen_the_aborted_ones() -> None:
+def test_a_consumer_of_uncommitted_records_sees_aborted_ones() -> None:
     setting = Setting(("data", 1), ("aborted", 2_000), committed_only=False, transactions=True)
     assert setting.first_lost() == (1, 2_001)
 

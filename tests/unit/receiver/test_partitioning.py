@@ -88,7 +88,8 @@ def at(offset: int) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("wish", "offset"), [("earliest", 5), ({"timestamp_ms": 7}, 5), ({"offsets": {"a": {0: 3, 1: 3}}}, 3)]
 )
-def test_a_partition_without_a_leader_keeps_no_other_from_beginning(wish: Any, offset: int, answer: Any) -> None:
+def test_a_partition_without_a_leader_keeps_no_other_back(wish: Any, offset: int, answer: Any) -> None:
+    """The others begin."""
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets=wish)
     admin = Admin({"a": topic("a", 2)}, {("a", 0): at(5), ("a", 1): answer})
     discovery = KafkaDiscoverer(source, "group", admin).discover(Known())
@@ -98,7 +99,8 @@ def test_a_partition_without_a_leader_keeps_no_other_from_beginning(wish: Any, o
     assert problem.startswith("where to begin in a-1 is not known yet")
 
 
-def test_a_topic_that_may_not_be_described_keeps_no_other_from_beginning() -> None:
+def test_a_topic_that_may_not_be_described_keeps_no_other_back() -> None:
+    """The others begin."""
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a", "b", "c"))
     topics = {"a": topic("a", 1), "b": KafkaError.TOPIC_AUTHORIZATION_FAILED, "c": KafkaError.UNKNOWN_TOPIC_OR_PART}
     discovery = KafkaDiscoverer(source, "group", Admin(topics, {("a", 0): at(5)})).discover(Known())
@@ -108,7 +110,8 @@ def test_a_topic_that_may_not_be_described_keeps_no_other_from_beginning() -> No
     assert "b may not be described" in problem
 
 
-def test_latest_is_that_of_the_streams_beginning_for_a_partition_that_answers_later() -> None:
+def test_latest_means_the_streams_beginning_for_late_partitions() -> None:
+    """Such a partition answers later than the others."""
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets="latest")
     admin = Admin({"a": topic("a", 3)}, {("a", 1): at(70), ("a", 2): at(0)})
     began_ms = 1_700_000_000_000
@@ -120,7 +123,7 @@ def test_latest_is_that_of_the_streams_beginning_for_a_partition_that_answers_la
 
 
 @pytest.mark.parametrize("offsets", [{"a": {0: 5_000}}, {"a": {0: 10}}])
-def test_given_offsets_are_not_those_of_a_topic_that_is_created_again(offsets: dict[str, dict[int, int]]) -> None:
+def test_given_offsets_are_not_those_of_a_topic_created_again(offsets: dict[str, dict[int, int]]) -> None:
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets={"offsets": offsets})
     admin = Admin({"a": topic("a", 1)}, {("a", 0): at(0)})
     known = Known(frozenset({("a", "id-before", 0)}), {("a", "id-before"): FirstSeen(1, 1)}, began=True)
@@ -129,7 +132,7 @@ def test_given_offsets_are_not_those_of_a_topic_that_is_created_again(offsets: d
     assert admin.asked["a", 0] is EARLIEST
 
 
-def test_given_offsets_hold_for_a_topic_that_is_seen_later_but_not_for_partitions_added_since() -> None:
+def test_given_offsets_hold_for_a_later_topic_not_its_growth() -> None:
     """The topic was added to the input, or the client may describe it since a moment ago."""
     offsets = {"b": {0: 40, 1: 50}}
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a", "b"), starting_offsets={"offsets": offsets})

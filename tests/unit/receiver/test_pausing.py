@@ -100,7 +100,7 @@ class _Faults(deque[WriteFault | None]):
         return WriteFault(100, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def test_a_full_disk_pauses_the_receiver_and_it_goes_on_when_there_is_room(setting: Setting) -> None:
+def test_a_full_disk_pauses_the_receiver_until_there_is_room(setting: Setting) -> None:
     setting.kafka.produce("flights", 0, *[b"%d" % n for n in range(10)])
     disk = Disk(setting.storage)
     with setting.running(storage=disk) as running:
@@ -129,7 +129,7 @@ def test_a_full_disk_pauses_the_receiver_and_it_goes_on_when_there_is_room(setti
     assert [offset for _, offset, _ in setting.stored()] == list(range(11))
 
 
-def test_a_pause_ends_with_a_write_that_finds_room_although_the_ledger_refuses_its_block(setting: Setting) -> None:
+def test_a_pause_ends_with_a_write_although_its_block_is_refused(setting: Setting) -> None:
     """No other block follows: a paused receiver reads nothing, and only a write shows that there is room."""
     setting.kafka.produce("flights", 0, *[b"%d" % n for n in range(10)])
     disk = Disk(setting.storage)
@@ -144,7 +144,7 @@ def test_a_pause_ends_with_a_write_that_finds_room_although_the_ledger_refuses_i
     assert [offset for _, offset, _ in setting.stored()] == list(range(10))
 
 
-def test_what_was_stored_before_the_disk_was_full_is_there_and_not_twice(setting: Setting) -> None:
+def test_what_was_stored_before_the_disk_was_full_is_there_once(setting: Setting) -> None:
     disk = Disk(setting.storage)
     disk.full = False
     with setting.running(storage=disk):
@@ -242,9 +242,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Event:
     return waiting
 
 
-def test_a_stop_does_not_wait_for_a_full_disk_though_a_record_waits_for_room(
+def test_a_stop_waits_for_no_full_disk_though_a_record_does(
     blocked: Setting, waits: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The record waits for room."""
     monkeypatch.setattr(supervisor, "DRAIN_SECONDS", 0.5)
     disk = SlowDisk(blocked.storage)
     running = blocked.start(storage=disk)
@@ -257,7 +258,8 @@ def test_a_stop_does_not_wait_for_a_full_disk_though_a_record_waits_for_room(
     assert (blocked.positions(), blocked.stored()) == ([0], [])
 
 
-def test_the_lag_grows_and_receiving_goes_on_though_a_record_waits_for_room(blocked: Setting, waits: Event) -> None:
+def test_the_lag_grows_while_a_record_waits_for_room(blocked: Setting, waits: Event) -> None:
+    """Receiving goes on meanwhile."""
     disk = SlowDisk(blocked.storage)
     with blocked.running(storage=disk):
         assert waits.wait(30)
@@ -270,7 +272,7 @@ def test_the_lag_grows_and_receiving_goes_on_though_a_record_waits_for_room(bloc
     assert [offset for _, offset, _ in blocked.stored()] == list(range(46))
 
 
-def test_a_receiver_that_is_replaced_while_its_disk_is_full_stores_nothing_more(setting: Setting) -> None:
+def test_a_receiver_replaced_during_a_full_disk_stores_no_more(setting: Setting) -> None:
     setting.kafka.produce("flights", 0, b"a")
     disk = Disk(setting.storage)
     zombie = setting.start(storage=disk)
@@ -290,7 +292,7 @@ def records_of_this_moment() -> list[FakeEntry]:
     return [FakeEntry(b"x", timestamp_ms=int(time.time() * 1000)) for _ in range(20)]
 
 
-def test_a_batch_that_waits_for_its_records_gets_them_out_of_the_reserve(
+def test_a_waiting_batch_gets_its_records_out_of_the_reserve(
     make_stream: Callable[..., Stream], make_setting: Callable[[Stream], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Down to the hard reserve: below it the receiver pauses whatever waits, and goes on by itself above it."""
@@ -382,7 +384,8 @@ def test_some_of_a_disk_is_left_to_others() -> None:
             assert reason is None or f"{reserve:.1f} MiB are reserved" in reason
 
 
-def test_an_object_store_has_no_reserve_and_a_folder_that_is_not_there_yet_has_its_parents(tmp_path: Path) -> None:
+def test_an_object_store_has_no_reserve_and_a_folder_its_parents(tmp_path: Path) -> None:
+    """A folder that is not there yet has the reserve of its parents."""
     assert space_of("s3://bucket/air") is None
     assert DiskReserve(lambda: None, ManualClock(1_000)).poll() is None
     space = space_of((tmp_path / "not" / "yet").as_uri())
@@ -439,9 +442,8 @@ class BatchRuns:
         clean_up(StreamContext(stream, ledger))
 
 
-def test_a_backlog_pauses_receiving_at_the_budget_and_nothing_needed_is_deleted(
-    make_stream: MakeStream, make_setting: MakeSetting
-) -> None:
+def test_a_backlog_pauses_receiving_at_the_budget(make_stream: MakeStream, make_setting: MakeSetting) -> None:
+    """Nothing that is needed is deleted."""
     setting = backlogged(make_stream, make_setting)
     runs = BatchRuns(setting)
     with setting.running() as running:
@@ -494,7 +496,7 @@ def budget(stream: Stream) -> tuple[LogBudget, Segments, ManualClock]:
     return LogBudget(StreamContext(stream, ledger, clock=clock), 1_000), segments, clock
 
 
-def test_receiving_goes_on_well_below_the_budget_and_not_just_below(make_stream: MakeStream) -> None:
+def test_receiving_goes_on_well_below_the_budget_not_just_below(make_stream: MakeStream) -> None:
     log_budget, segments, clock = budget(make_stream())
     for size, pauses in ((999, False), (1_000, True), (950, True), (901, True), (899, False), (950, False)):
         segments.bytes = size
@@ -502,7 +504,7 @@ def test_receiving_goes_on_well_below_the_budget_and_not_just_below(make_stream:
         assert (log_budget.poll() is not None) is pauses, size
 
 
-def test_what_a_receiver_stores_itself_counts_before_the_ledger_is_asked_again(make_stream: MakeStream) -> None:
+def test_a_receivers_own_blocks_count_before_the_ledger_is_asked(make_stream: MakeStream) -> None:
     log_budget, segments, _ = budget(make_stream())
     segments.bytes = 400
     assert log_budget.poll() is None
@@ -552,9 +554,7 @@ def test_receiving_goes_on_only_where_nothing_else_can_make_room(
     assert (log_budget.poll() is not None) is pauses
 
 
-def test_by_timestamp_a_batch_that_waits_for_its_records_gets_them(
-    make_stream: MakeStream, make_setting: MakeSetting
-) -> None:
+def test_by_timestamp_a_waiting_batch_gets_its_records(make_stream: MakeStream, make_setting: MakeSetting) -> None:
     """No batch could ever complete, and so nothing be deleted, if receivers paused for the one that waits for them."""
     setting = make_setting(make_stream(batch_by="timestamp", limits=Limits(max_log_bytes=1_000)))
     setting.topic(1)

@@ -57,7 +57,7 @@ class TestReschedule:
         # One: 1 1/3, two: 1, three: 5/6, four: 5/6, five: 1.
         assert reschedule_receiver(None, others, [ONE, TWO, THREE, FOUR, FIVE]) == (THREE, FOUR)
 
-    def test_one_that_is_neither_running_nor_scheduled_weighs_nothing(self) -> None:
+    def test_one_neither_running_nor_scheduled_weighs_nothing(self) -> None:
         assert reschedule_receiver(None, {receiver(1): Placement()}, [ONE, TWO]) == (ONE, TWO)
 
     def test_an_executor_that_is_gone_is_no_candidate(self) -> None:
@@ -126,7 +126,7 @@ def test_each_receiver_goes_to_an_executor_of_its_own(make_stream: Callable[...,
     assert placement.candidates(SECOND, [ONE, TWO], lambda: {FIRST: None}) == (TWO,)
 
 
-def test_a_receiver_that_restarts_goes_to_its_planned_executor_while_that_lives(
+def test_a_restarting_receiver_goes_to_its_live_planned_executor(
     make_stream: Callable[..., Stream],
 ) -> None:
     placement = ReceiverPlacement(make_stream(receivers=2))
@@ -145,7 +145,7 @@ def test_a_receiver_whose_executor_is_lost_goes_to_another(make_stream: Callable
     )
 
 
-def test_a_receiver_that_is_starting_counts_on_its_scheduled_executor(make_stream: Callable[..., Stream]) -> None:
+def test_a_starting_receiver_counts_on_its_scheduled_executor(make_stream: Callable[..., Stream]) -> None:
     placement = ReceiverPlacement(make_stream(receivers=2))
     placement.candidates(FIRST, [ONE, TWO], lambda: {})
     placement.candidates(SECOND, [ONE, TWO], lambda: {FIRST: ONE})

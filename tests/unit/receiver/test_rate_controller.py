@@ -143,9 +143,10 @@ def test_with_an_initial_rate_the_first_batch_gives_an_estimate(make_batches: Ca
     assert batches.rates() == [100.0, None], "the other receiver keeps its initial rate, which is not in the ledger"
 
 
-def test_a_small_first_batch_that_did_not_wait_does_not_lower_the_initial_rate(
+def test_a_small_first_batch_does_not_lower_the_initial_rate(
     make_batches: Callable[..., Batches],
 ) -> None:
+    """The first batch did not wait."""
     batches = make_batches(Limits(backpressure=Backpressure(min_rate=10, initial_rate=50)))
     controller = batches.controller()
     batches.run(batches.receive(20, 0), 900)
@@ -346,7 +347,8 @@ def test_the_next_tracker_goes_on_from_the_ledgers_rates(make_batches: Callable[
     assert batches.rates() == [400.0, 400.0], "its first batch counts"
 
 
-def test_without_backpressure_no_rate_is_set_and_an_earlier_one_lifted(make_batches: Callable[..., Batches]) -> None:
+def test_without_backpressure_an_earlier_rate_is_lifted(make_batches: Callable[..., Batches]) -> None:
+    """No rate is set then."""
     batches = make_batches(Limits())
     controller = batches.controller()
     for _ in range(3):

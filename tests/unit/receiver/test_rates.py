@@ -197,7 +197,7 @@ def test_a_change_of_the_error_counts_by_the_derivative() -> None:
     assert compute(pid, 3_000, 400, 1_000, 0) == 450 - 50 + 0.1 * 450 / 2
 
 
-def test_with_nothing_accumulated_and_a_positive_error_it_follows_the_speed_of_processing() -> None:
+def test_with_a_positive_error_only_the_rate_follows_processing() -> None:
     """The error is all there is: each rate is that of the batch just processed."""
     pid = estimator(integral=1.0)
     # More records each second, each processed in half a tick.
@@ -206,7 +206,7 @@ def test_with_nothing_accumulated_and_a_positive_error_it_follows_the_speed_of_p
     assert rates == [None, *(count * 2.0 for count in records[1:])]
 
 
-def test_with_nothing_accumulated_and_some_error_it_follows_the_speed_of_processing() -> None:
+def test_with_some_error_only_the_rate_follows_processing() -> None:
     """What was wanted last was too much: it comes down to what is processed at once."""
     pid = estimator(integral=1.0)
     records = [(TICKS - tick) * 100 for tick in range(TICKS)]
@@ -215,7 +215,8 @@ def test_with_nothing_accumulated_and_some_error_it_follows_the_speed_of_process
     assert all(after < before for before, after in itertools.pairwise(rates[1:]))  # type: ignore[operator]
 
 
-def test_with_something_accumulated_and_some_error_it_stays_below_the_speed_of_processing() -> None:
+def test_with_an_accumulation_the_rate_stays_below_processing() -> None:
+    """There is some error too."""
     pid = estimator(integral=0.01)
     chance = random.Random(7)
     records = [chance.randint(1_000, 10_000) for _ in range(TICKS)]
@@ -234,7 +235,7 @@ def test_a_backlog_counts_by_how_many_intervals_it_waited(interval_ms: int, rate
     assert compute(pid, 1_000, 500, 500, 1_000) == pytest.approx(rate)
 
 
-def test_the_backlog_goes_away_and_the_rate_settles_at_what_is_processed() -> None:
+def test_the_backlog_goes_and_the_rate_settles_at_the_processing() -> None:
     """Three times as much comes as is processed, batch after batch; a rate holds for the intervals after it."""
     interval_ms, comes, processed = 1_000, 3_000.0, 1_000.0
     pid = PidRateEstimator(interval_ms, Backpressure())

@@ -86,7 +86,7 @@ def test_a_receiver_without_a_known_lag_adds_none(sampled: Sampled) -> None:
     assert numbers(both[:1], now).lag is None
 
 
-def test_receivers_that_are_not_alive_or_have_not_reported_are_left_out(sampled: Sampled) -> None:
+def test_receivers_not_alive_or_without_a_report_are_left_out(sampled: Sampled) -> None:
     sampled.beat(0)
     sampled.sample()
     sampled.clock.advance(30_000)

@@ -114,9 +114,10 @@ def test_a_fenced_receiver_stores_nothing_more(setting: Setting) -> None:
     assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
 
 
-def test_a_receiver_that_cannot_be_opened_reports_why_releases_its_lease_and_closes_its_client(
+def test_a_receiver_that_cannot_be_opened_reports_why_and_ends(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It releases its lease and closes its client."""
     closed: list[float] = []
     monkeypatch.setattr(KafkaReceiver, "close", lambda _, seconds: closed.append(seconds))
     storage = FaultyStorage(setting.storage)
@@ -141,9 +142,10 @@ def hanging(make_stream: MakeStream, make_setting: MakeSetting) -> Iterator[tupl
 
 
 @pytest.mark.parametrize("moment", ["receiving", "stopping"])
-def test_a_receiver_whose_disk_hangs_says_so_and_ends_and_the_next_loses_and_doubles_nothing(
+def test_a_receiver_whose_disk_hangs_says_so_and_ends(
     hanging: tuple[Setting, LogGate, GatedStorage], moment: str
 ) -> None:
+    """The next receiver loses and doubles nothing."""
     setting, gate, storage = hanging
     running = setting.start(storage=storage)
     setting.kafka.produce("flights", 0, b"a")
@@ -168,7 +170,8 @@ def test_a_receiver_whose_disk_hangs_says_so_and_ends_and_the_next_loses_and_dou
     assert [offset for _, offset, _ in setting.stored()] == list(range(5_002))
 
 
-def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_going(setting: Setting) -> None:
+def test_lost_offsets_fail_one_partition_until_a_person_acts(setting: Setting) -> None:
+    """They fail it in the ledger."""
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a", b"b")
     log = setting.kafka.logs["flights", 0]
@@ -200,7 +203,7 @@ def test_lost_offsets_are_a_gap_in_the_ledger_under_reset(
     assert [offset for _, offset, _ in setting.stored()] == [7, 8, 9]
 
 
-def test_records_of_a_topic_created_again_are_not_taken_for_the_old_ones(setting: Setting) -> None:
+def test_records_of_a_topic_created_again_are_not_the_old_ones(setting: Setting) -> None:
     """Even where the new topic has reached the old position before anyone looked."""
     setting.assign(0, 0)
     with setting.running():
@@ -274,9 +277,8 @@ def test_a_receiver_keeps_to_its_rate(
     assert sum(spent) == 1_000
 
 
-def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_again(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_not_be_described_is_read_again_not_stored(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lag of 0 is not shown for it."""
     monkeypatch.setattr(kafka_errors, "READ_AGAIN_SECONDS", 0.2)
     monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
     setting.assign(0, 0)
@@ -362,7 +364,8 @@ def test_three_failures_to_store_are_survived(setting: Setting) -> None:
     assert setting.stored() == [(0, 0, b"a")]
 
 
-def test_the_fourth_failure_ends_the_receiver_with_the_error_and_loses_nothing(setting: Setting) -> None:
+def test_the_fourth_failure_ends_the_receiver_with_its_error(setting: Setting) -> None:
+    """Nothing is lost."""
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
     report = setting.start(storage=BrokenDisk(setting.storage, [99])).join()
@@ -404,9 +407,7 @@ def test_a_block_whose_answer_was_lost_is_not_stored_twice(setting: Setting) -> 
     assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
 
 
-def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_without_an_answer_is_not_said_to_be_refused(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger may have taken it: rebuilt from a log that denies it, it would lose it."""
     monkeypatch.setattr("headrace.receiver.block_store.LEDGER_TIMEOUT_SECONDS", 0.0)
     plain = type(setting.ledger.blocks).add_all
@@ -430,7 +431,8 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
     assert [settled.accepted for settled in scan_log(setting.storage.below("log")).settled()] == [True, None]
 
 
-def test_a_block_keeps_the_leader_epoch_of_each_range_in_the_log_and_the_ledger(setting: Setting) -> None:
+def test_a_block_keeps_the_leader_epoch_of_each_range(setting: Setting) -> None:
+    """The epoch is in the log and in the ledger."""
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
     setting.kafka.elect("flights", 0)
@@ -463,7 +465,7 @@ def torn_log(setting: Setting) -> tuple[LogStorage, str, bytes]:
     return log, segment, whole
 
 
-def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_reported(setting: Setting) -> None:
+def test_the_tail_of_a_crash_is_cut_off_kept_and_reported(setting: Setting) -> None:
     log, segment, whole = torn_log(setting)
     with setting.running():
         eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("torn_tail_bytes", 0) > 0)
@@ -481,7 +483,7 @@ def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_reported(setting: Sett
 
 
 @pytest.mark.parametrize("how", ["the ledger is away", "killed before it told", "killed when it had told"])
-def test_a_tail_that_was_cut_and_not_reported_is_reported_by_the_next_receiver(
+def test_a_tail_cut_unreported_is_reported_by_the_next_receiver(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     log, segment, whole = torn_log(setting)
@@ -511,7 +513,7 @@ def test_a_tail_that_was_cut_and_not_reported_is_reported_by_the_next_receiver(
     assert log.paths("torn-unreported") == []
 
 
-def test_a_tail_that_the_ledger_relies_on_is_damage_and_reported_once(setting: Setting) -> None:
+def test_a_tail_the_ledger_relies_on_is_damage_and_reported_once(setting: Setting) -> None:
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
     log = setting.storage.below("log")

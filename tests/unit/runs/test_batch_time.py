@@ -69,21 +69,21 @@ def test_a_date_inside_an_interval_belongs_to_it():
     assert end_of_interval_ms({"dag_run": run}, TEN) == NOON_MS + 10_000
 
 
-def test_the_date_asked_for_counts_where_airflow_inferred_the_interval_from_the_moment(caplog):
+def test_the_asked_date_counts_if_airflow_inferred_the_interval(caplog):
     later = NOON + timedelta(hours=3)
     with caplog.at_level(logging.WARNING):
         assert end_of_interval_ms({"dag_run": Run(NOON, later, later)}, TEN) == NOON_MS + 10_000
     assert "The logical date counts" in caplog.text
 
 
-def test_a_run_without_logical_date_has_its_batch_from_the_ledger(stream, ledger):
+def test_a_run_without_logical_date_has_the_ledgers_batch(stream, ledger):
     context = {"dag_run": Run(run_after=NOON, run_id="asset_triggered__1")}
     first = batch_time_of_run(context, StreamContext(stream, ledger))
     assert first % stream.batch_interval_ms == 0
     assert batch_time_of_run(context, StreamContext(stream, ledger)) == first
 
 
-def test_a_run_of_the_schedule_is_about_what_the_ledger_gives_it_and_others_about_their_date(stream, clock):
+def test_scheduled_runs_get_the_ledgers_time_others_their_date(stream, clock):
     """The run's own interval ended half a minute ago: a batch that is late takes over what has come since."""
     clock.advance(40_500)
     with Ledger.open(stream.ledger, clock=clock) as ledger:
@@ -104,7 +104,8 @@ def test_a_run_of_the_schedule_is_about_what_the_ledger_gives_it_and_others_abou
         assert [begin("scheduled", other) for other in (exact, by_timestamp)] == [own, own]
 
 
-def test_a_run_takes_no_time_ahead_of_its_own_host_while_the_clocks_differ(stream, clock, caplog):
+def test_a_run_takes_no_time_ahead_of_its_own_host(stream, clock, caplog):
+    """The clocks differ meanwhile."""
     host = ManualClock(clock.now_ms() + 20_500)
     clock.advance(600_000)
     with Ledger.open(stream.ledger, clock=clock) as ledger:

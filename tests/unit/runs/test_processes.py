@@ -52,7 +52,8 @@ def test_a_process_gets_its_streams_connections_and_no_others(stream):
     assert connection.extra["sasl.password"] == "s3cret"
 
 
-def test_what_a_task_asks_kafka_itself_finds_its_connection_for_that_long(stream, monkeypatch):
+def test_a_tasks_own_question_to_kafka_finds_its_connection(stream, monkeypatch):
+    """It finds it for as long as the task asks."""
     monkeypatch.delenv("AIRFLOW_CONN_KAFKA_FLIGHTS")
     monkeypatch.setattr("headrace.runs.processes.connection_json", lambda conn_id: json.dumps(KAFKA))
     with connections_in_environment(stream):
@@ -60,14 +61,14 @@ def test_what_a_task_asks_kafka_itself_finds_its_connection_for_that_long(stream
     assert "AIRFLOW_CONN_KAFKA_FLIGHTS" not in os.environ
 
 
-def test_the_functions_that_a_kafka_connection_may_name_go_with_the_connections(stream, monkeypatch):
+def test_the_allowed_functions_go_with_the_kafka_connections(stream, monkeypatch):
     monkeypatch.setenv(ALLOWLIST_VARIABLE, "acme.kafka.make_token")
     assert child_environment(stream)[ALLOWLIST_VARIABLE] == "acme.kafka.make_token"
     monkeypatch.delenv(ALLOWLIST_VARIABLE)
     assert ALLOWLIST_VARIABLE not in child_environment(stream)
 
 
-def test_the_key_for_googles_kafka_goes_with_its_connection_and_with_no_other(stream, monkeypatch):
+def test_the_key_for_googles_kafka_goes_with_its_connection_only(stream, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps({"conn_type": "google_cloud_platform"}))
     assert "AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT" not in child_environment(stream)
     google = {"bootstrap.servers": "bootstrap.flights.europe-west1.managedkafka.acme.cloud.goog:9092"}
@@ -123,7 +124,7 @@ def test_without_any_key_nothing_is_started(stream, monkeypatch):
         child_environment(stream)
 
 
-def test_a_connection_that_is_not_defined_is_an_error_that_names_it(stream, monkeypatch):
+def test_an_undefined_connection_is_an_error_that_names_it(stream, monkeypatch):
     monkeypatch.delenv("AIRFLOW_CONN_KAFKA_FLIGHTS")
     with pytest.raises(AirflowNotFoundException, match="kafka_flights"):
         child_environment(stream)
@@ -136,7 +137,9 @@ def test_children_run_this_python_and_find_its_scripts(stream):
     assert environment["SPARK_LOCAL_IP"] == "127.0.0.1"
 
 
-def test_streams_of_a_shared_job_have_one_secret_which_is_no_streams_own(stream):
+def test_streams_of_a_shared_job_have_one_secret_of_their_own(stream):
+    """Their secret is no stream's own."""
+
     def secret(name: str, job: str | None) -> str:
         spark = stream.spark.model_copy(update={"job": job})
         return child_environment(stream.model_copy(update={"name": name, "spark": spark}))["HEADRACE_SECRET_KEY"]
@@ -178,7 +181,7 @@ def test_the_log_of_a_detached_process_is_private(sleeper):
     assert sleeper.log.stat().st_mode & 0o007 == 0
 
 
-def test_a_later_process_with_the_same_id_is_not_the_detached_one(sleeper):
+def test_a_later_process_of_the_same_id_is_not_the_detached_one(sleeper):
     assert not DetachedProcess(sleeper.pid, sleeper.created - 100, sleeper.log).alive()
 
 

@@ -27,7 +27,7 @@ from headrace.spark import versions
 from headrace.spark.sessions import REPLACED_BY
 
 
-def test_troubles_of_the_job_are_reported_when_they_begin_and_end(tmp_path) -> None:
+def test_troubles_of_the_job_are_reported_as_they_begin_and_end(tmp_path) -> None:
     reported: list[str] = []
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
@@ -130,11 +130,11 @@ class TestAnExpiredLease:
             found.append(watch.poll(ledger))
         return found
 
-    def test_a_job_that_is_watched_is_lost_as_soon_as_its_lease_is_out(self, ledger, clock, watch):
+    def test_a_watched_job_is_lost_as_soon_as_its_lease_is_out(self, ledger, clock, watch):
         assert self.looks(ledger, clock, watch, 29) == [None] * 29
         assert self.looks(ledger, clock, watch, 1) == [JobOutcome.LOST]
 
-    def test_after_an_outage_of_the_ledger_a_job_has_time_to_renew_it(self, ledger, clock, lease, watch):
+    def test_a_job_has_time_to_renew_after_a_ledgers_outage(self, ledger, clock, lease, watch):
         self.looks(ledger, clock, watch, 5)
         clock.advance(300_000)
         assert self.looks(ledger, clock, watch, 5) == [None] * 5
@@ -143,7 +143,7 @@ class TestAnExpiredLease:
         # Nothing more is overlooked after that.
         assert self.looks(ledger, clock, watch, 1) == [JobOutcome.LOST]
 
-    def test_after_an_outage_a_job_that_is_gone_is_lost_one_lease_later(self, ledger, clock, watch):
+    def test_a_job_gone_in_an_outage_is_lost_one_lease_later(self, ledger, clock, watch):
         clock.advance(300_000)
         assert self.looks(ledger, clock, watch, 31) == [None] * 30 + [JobOutcome.LOST]
 
@@ -155,7 +155,7 @@ class TestAnExpiredLease:
         assert watch.poll(ledger) is JobOutcome.LOST
 
 
-def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) -> None:
+def test_an_input_that_cannot_be_asked_is_warned_of_repeatedly(tmp_path) -> None:
     reported: list[str] = []
     warned: list[str] = []
     clock = ManualClock(0)
@@ -279,7 +279,7 @@ def test_another_job_is_left_alone(ledger, begin, versions):
     assert requests(ledger) == []
 
 
-def test_an_older_worker_that_started_the_job_again_keeps_it_for_a_while(ledger, begin, clock):
+def test_an_older_worker_that_restarted_the_job_keeps_it_a_while(ledger, begin, clock):
     lease = begin(lived_ms=SETTLED_MS - 1)
     assert replace_older_job(ledger, "shop") is None
     clock.advance(1)

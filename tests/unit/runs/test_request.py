@@ -39,7 +39,8 @@ def test_a_cleared_run_knows_in_which_clear_an_attempt_was_made():
     assert first.clear_of(second.attributes) is None
 
 
-def test_an_attempt_without_the_start_of_its_run_is_recognised_by_the_runs_id():
+def test_an_attempt_without_its_runs_start_is_known_by_the_id():
+    """The id is that of the run."""
     assert identity().made({"run_id": "backfill__1", "clear_number": 0})
     assert identity(None).made(identity().attributes)
 
@@ -111,7 +112,7 @@ def test_the_forms_empty_fields_ask_for_all(stream):
     assert (readiness.outputs, readiness.parameters) == (None, None)
 
 
-def test_state_is_updated_whatever_outputs_are_asked_for_but_not_again(stream):
+def test_state_is_updated_for_any_asked_outputs_but_not_again(stream):
     readiness = ask(stream, {"outputs": ["two"]})
     assert [step for step in stream.steps if readiness.wants(step)] == ["state", "two"]
     assert [step for step in stream.steps if readiness.may_repeat(step)] == ["two"]
@@ -135,7 +136,8 @@ def test_what_the_stream_has_not_is_refused_for_good(stream, conf, why):
 
 
 @pytest.mark.parametrize("single_task", [False, True])
-def test_a_misspelt_option_is_refused_though_airflow_merges_it_into_the_params(stream, single_task):
+def test_a_misspelt_option_is_refused_despite_airflows_merge(stream, single_task):
+    """Airflow merges it into the params."""
     dag = batch_dag(stream, single_task=single_task, params={"colour": "blue"})
     context = as_airflow_merges(dag, {"reproces": True})
     assert context["params"]["reproces"] is True

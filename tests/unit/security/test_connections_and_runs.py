@@ -73,14 +73,16 @@ def test_a_kafka_connection_loads_no_code_and_starts_no_program(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["node_class", "transport_class", "serializer", "headers", "hosts", "http_auth"])
-def test_an_elasticsearch_connection_says_nothing_but_what_is_known(name: str) -> None:
+def test_an_elasticsearch_connection_says_only_what_is_known(name: str) -> None:
+    """Anything else is refused by its name and without its value."""
     connection = Connection("es", "elasticsearch", host="h", extra={name: SECRET})
     with pytest.raises(IndexingOptionsError, match=name) as refused:
         Cluster.from_connection(connection)
     assert SECRET not in str(refused.value)
 
 
-def test_a_ledgers_connection_passes_tls_and_timeouts_to_the_driver_and_nothing_else() -> None:
+def test_a_ledgers_connection_passes_only_tls_and_timeouts() -> None:
+    """Nothing else goes to the driver."""
     extra = {
         "passfile": "/x", "creator": "evil", "hostaddr": "10.0.0.1", "host": "evil", "password": "p",
         "sslmode": "require", "keepalives_idle": 5, "options": "-c statement_timeout=1000",

@@ -93,7 +93,8 @@ def test_a_handle_leads_nowhere_but_into_the_log(tmp_path: Path, path: str) -> N
         read_block(open_storage(str(tmp_path / "log")), BlockHandle(path, 0, 100))
 
 
-def test_a_file_that_is_a_link_out_of_the_storage_is_neither_read_nor_cut(tmp_path: Path) -> None:
+def test_a_file_that_links_out_of_the_storage_is_left_alone(tmp_path: Path) -> None:
+    """It is neither read nor cut."""
     (tmp_path / "log").mkdir()
     outside = tmp_path / "outside"
     outside.write_bytes(b"secret")

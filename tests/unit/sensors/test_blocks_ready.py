@@ -41,7 +41,8 @@ class TestBlocksReadySensor:
     def test_the_grace_is_the_streams(self, stream):
         assert BlocksReadyTrigger.of(stream, T).parameters["grace_ms"] == 10_000
 
-    def test_a_run_that_asks_for_what_the_stream_has_not_is_refused_before_anything_runs(self, stream, ledger):
+    def test_a_run_that_asks_for_what_is_not_there_is_refused(self, stream, ledger):
+        """It is refused before anything runs."""
         asking = context(from_ms(T - 10_000))
         asking["dag_run"].conf = {"outputs": ["elsewhere"]}
         with pytest.raises(AirflowFailException, match=r"no output 'elsewhere'\. Its outputs are console"):
@@ -55,7 +56,8 @@ class TestBlocksReadySensor:
             in capsys.readouterr().out
         )
 
-    def test_the_sensor_fails_for_good_and_by_timestamp_is_tried_again(self, stream, ledger):
+    def test_the_sensor_fails_for_good_but_not_by_timestamp(self, stream, ledger):
+        """By timestamp it is tried again."""
         event = {"reason": "the batch's records are not known", "complete": True, "failed": True}
         with pytest.raises(AirflowFailException, match="The batch's records are not known"):
             BlocksReadySensor(task_id="await", stream=stream).fired({}, event)
@@ -93,9 +95,8 @@ class TestBlocksReadySensor:
 class TestTheBeginningOfARun:
     """The stream's first receiver, then the batch that the run takes."""
 
-    def test_a_run_of_the_schedule_waits_for_the_first_receiver_and_makes_no_empty_batches(
-        self, stream, ledger, clock, capsys
-    ):
+    def test_a_scheduled_run_waits_for_the_first_receiver(self, stream, ledger, clock, capsys):
+        """It makes no empty batches."""
         sensor = BlocksReadySensor(task_id="await", stream=stream)
         with pytest.raises(TaskDeferred) as deferred:
             sensor.execute(context(from_ms(T - 10_000)))
@@ -142,7 +143,7 @@ class TestTheBeginningOfARun:
         assert "Nothing to run: an earlier run has taken this batch time over" in capsys.readouterr().out
         assert "an earlier run has taken" in late["ti"].xcoms["nothing_to_run"]
 
-    def test_where_each_time_is_a_batch_those_before_the_first_receiver_are_none(self, stream, ledger, clock):
+    def test_exact_times_before_the_first_receiver_are_no_batches(self, stream, ledger, clock):
         exact = stream.model_copy(update={"coalesce": False})
         clock.advance(500)
         Job(ledger, 2).run(sealed=T)

@@ -14,14 +14,15 @@ class TestKafkaReceiverSensor:
         sensor = KafkaReceiverSensor(task_id="receiving", stream=stream)
         assert sensor.execute(context()) is None
 
-    def test_a_stream_with_a_failed_partition_is_waited_for_and_its_error_logged(self, stream, ledger, capsys):
+    def test_a_stream_with_a_failed_partition_is_waited_for(self, stream, ledger, capsys):
+        """The error of the partition is logged."""
         fail(ledger, Job(ledger, 2).run(), "the topic was deleted")
         sensor = KafkaReceiverSensor(task_id="receiving", stream=stream)
         with pytest.raises(TaskDeferred):
             sensor.execute(context())
         assert "flights-0 at offset 0: the topic was deleted" in capsys.readouterr().out
 
-    def test_a_stream_of_another_dag_file_is_given_by_its_name_and_ledger(self, stream, ledger):
+    def test_a_stream_of_another_file_is_given_by_name_and_ledger(self, stream, ledger):
         sensor = KafkaReceiverSensor(task_id="receiving", stream=stream.name, ledger=stream.ledger, deferrable=False)
         assert sensor.poke(context()) is False
         Job(ledger, 2).run()
@@ -29,7 +30,7 @@ class TestKafkaReceiverSensor:
         waiting = KafkaReceiverSensor(task_id="receiving", stream=stream.name, ledger=stream.ledger)
         assert waiting.execute(context()) is None
 
-    def test_a_deferred_sensor_by_name_waits_for_the_streams_receivers(self, stream, ledger):
+    def test_a_deferred_sensor_by_name_waits_for_the_receivers(self, stream, ledger):
         sensor = KafkaReceiverSensor(task_id="receiving", stream=stream.name, ledger=stream.ledger)
         with pytest.raises(TaskDeferred) as deferred:
             sensor.execute(context())
@@ -61,7 +62,7 @@ class TestKafkaReceiverSensor:
         assert trigger.poll(ledger) is not None
 
     @pytest.mark.parametrize("deferrable", [True, False])
-    def test_a_ledger_that_is_not_there_yet_is_waited_for_and_not_made(self, tmp_path, deferrable):
+    def test_a_ledger_not_there_yet_is_waited_for_and_not_made(self, tmp_path, deferrable):
         file = tmp_path / "later" / "ledger.db"
         sensor = KafkaReceiverSensor(
             task_id="receiving", stream="flights", ledger=f"sqlite:///{file}", deferrable=deferrable

@@ -175,7 +175,7 @@ def test_a_batch_has_what_its_caller_has(place: Place) -> None:
     assert (err, caller.returncode) == ("put in\n", 7)
 
 
-def test_a_batch_has_the_time_zone_umask_and_limits_of_its_caller(place: Place) -> None:
+def test_a_batch_has_its_callers_time_zone_umask_and_limits(place: Place) -> None:
     of_server = (
         "import locale, os, resource, signal, time; os.umask(0o022); os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))\n"
@@ -260,7 +260,7 @@ def test_a_batch_is_terminated_if_its_caller_is_killed(place: Place) -> None:
     until("end of the batch", lambda: not is_alive(batch))
 
 
-def test_a_batch_that_does_not_end_on_sigterm_is_killed_with_its_caller(place: Place) -> None:
+def test_a_batch_that_outlives_sigterm_is_killed_with_its_caller(place: Place) -> None:
     place.server()
     got, mark = place.folder / "signal", place.folder / "mark"
     handled = f"import signal; signal.signal(15, lambda *_: open({str(got)!r}, 'w').close())\n"
@@ -276,7 +276,8 @@ def test_a_batch_that_does_not_end_on_sigterm_is_killed_with_its_caller(place: P
 IGNORES_SIGTERM = "import signal; signal.signal(15, signal.SIG_IGN)\n"
 
 
-def test_a_batch_that_ignores_sigterm_is_killed_some_time_after_its_killed_caller(place: Place) -> None:
+def test_a_batch_that_ignores_sigterm_is_killed_some_time_after(place: Place) -> None:
+    """It is killed some time after its caller was."""
     server = place.server(TERMINATION_SECONDS="1")
     mark = place.folder / "mark"
     caller = place.caller(IGNORES_SIGTERM + STARTED + "time.sleep(600)", str(mark))
@@ -308,7 +309,8 @@ def test_a_batch_that_ends_on_sigterm_is_not_waited_for(place: Place) -> None:
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="the number of clone is not known")
 @pytest.mark.parametrize("refused", ["refuse_fork", "refuse_pidfd_open"])
-def test_a_batch_whose_process_the_system_refuses_is_run_by_its_caller(place: Place, refused: str) -> None:
+def test_a_batch_whose_process_is_refused_is_run_by_its_caller(place: Place, refused: str) -> None:
+    """The system refuses the process."""
     server = place.server(AT_IMPORT=f"import refusal; refusal.{refused}()")
     for _ in range(2):
         caller = place.caller("print(os.getppid())\ncode = 7")
@@ -339,7 +341,8 @@ def handles(pid: int, number: int) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
-def test_a_server_that_may_not_wait_for_processes_ends_and_batches_run_by_themselves(place: Place) -> None:
+def test_a_server_that_may_not_wait_for_processes_ends(place: Place) -> None:
+    """The batches run by themselves then."""
     refused = place._start(
         "server.py", str(os.getpid()), "ledger", "clicks", AT_START="import refusal; refusal.refuse_pidfd_open()"
     )
@@ -350,7 +353,8 @@ def test_a_server_that_may_not_wait_for_processes_ends_and_batches_run_by_themse
     assert place.caller("print(os.getppid())").communicate(timeout=60)[0] == f"{os.getpid()}\n"
 
 
-def test_the_end_of_a_batch_and_of_its_caller_at_once_ends_no_other_batch(place: Place) -> None:
+def test_the_end_of_a_batch_and_its_caller_ends_no_other_batch(place: Place) -> None:
+    """Both end at once."""
     server = place.server()
     (first, one), (second, other) = place.waiting(), place.waiting()
     # The server gets both events together.
@@ -448,7 +452,7 @@ def test_what_is_not_a_request_is_passed_over(place: Place) -> None:
     assert int(out) == server.pid
 
 
-def test_the_output_of_a_caller_that_does_not_finish_its_request_is_closed(place: Place) -> None:
+def test_the_output_of_a_caller_with_half_a_request_is_closed(place: Place) -> None:
     server = place.server()
     reading, writing = os.pipe()
     with socket.socket(socket.AF_UNIX) as connection, os.fdopen(reading, "rb") as output:
@@ -461,7 +465,7 @@ def test_the_output_of_a_caller_that_does_not_finish_its_request_is_closed(place
     assert server.poll() is None
 
 
-def test_the_imports_of_the_server_start_no_thread_that_a_fork_would_miss() -> None:
+def test_the_servers_imports_start_no_thread_a_fork_would_miss() -> None:
     code = (
         "import os, pathlib; from headrace.spark.attempts.batch_server import _import_for_batches\n"
         "_import_for_batches()\n"

@@ -265,7 +265,7 @@ def test_a_slot_for_batches_stays_whatever_the_minimum_is(make_cluster: Callable
     assert cluster.scale() == []
 
 
-def test_while_it_is_unknown_where_a_receiver_runs_none_is_released(make_cluster: Callable[..., Cluster]) -> None:
+def test_no_receiver_is_released_while_its_place_is_unknown(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster()
     cluster.with_receivers = None
     cluster.batch(100)
@@ -288,7 +288,7 @@ def test_batches_that_run_at_one_time_share_the_executors(make_cluster: Callable
     assert cluster.scale() == ["request 4"]
 
 
-def test_a_batch_that_took_over_batch_times_has_their_intervals_too(make_cluster: Callable[..., Cluster]) -> None:
+def test_a_batch_has_the_intervals_of_the_times_it_took_over_too(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster()
     now_ms = cluster.clock.now_ms()
     first, second, last = (now_ms + number * INTERVAL_MS for number in (1, 2, 3))

@@ -57,7 +57,7 @@ def application(slots: SimpleNamespace) -> JobApplication:
         ({"run_batches": "submit"}, "spark.run_batches is submit, and connect there"),
     ],
 )
-def test_a_stream_with_other_spark_settings_is_refused_by_the_field(
+def test_a_stream_with_other_spark_settings_is_refused_by_field(
     slots: SimpleNamespace, changes: dict[str, Any], text: str
 ) -> None:
     shared = application(slots)
@@ -89,16 +89,17 @@ def test_a_stream_of_a_task_with_other_versions_is_refused(slots: SimpleNamespac
         application(slots).check(stream("orders"), newer)
 
 
-def test_a_stream_whose_connection_the_process_does_not_have_is_refused(
+def test_a_stream_whose_connection_is_missing_is_refused(
     slots: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The process does not have the connection."""
     with pytest.raises(StreamDoesNotFitError, match="the process does not have the connection kafka_orders"):
         application(slots).check(stream("orders", connection="kafka_orders"), current_versions())
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_ORDERS", json.dumps({"conn_type": "kafka", "host": "h", "port": 1}))
     application(slots).check(stream("orders", connection="kafka_orders"), current_versions())
 
 
-def test_receivers_of_all_streams_together_leave_a_slot_for_batches(slots: SimpleNamespace) -> None:
+def test_receivers_of_all_streams_leave_a_slot_for_batches(slots: SimpleNamespace) -> None:
     shared = application(slots)
     assert shared.join(stream("one", receivers=2))[0].batch_slots == 4
     assert shared.join(stream("two", receivers=3))[0].batch_slots == 1
@@ -108,15 +109,16 @@ def test_receivers_of_all_streams_together_leave_a_slot_for_batches(slots: Simpl
     assert shared.join(stream("three"))[0].batch_slots == 2
 
 
-def test_on_one_machine_batches_do_not_count_on_slots_of_further_streams(
+def test_on_one_machine_batches_do_not_count_on_others_slots(
     slots: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The slots are those of further streams."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     slots.count, slots.master = 24, "local[24]"
     assert application(slots).join(stream("one"))[0].batch_slots == 2
 
 
-def test_a_launcher_counts_the_running_receivers_of_the_other_streams(slots: SimpleNamespace) -> None:
+def test_a_launcher_counts_other_streams_running_receivers(slots: SimpleNamespace) -> None:
     shared = application(slots)
     _, one = shared.join(stream("one", receivers=2))
     _, two = shared.join(stream("two", receivers=2))

@@ -26,9 +26,7 @@ class Context:
         self.files.append(Path(path))
 
 
-def test_executors_elsewhere_resolve_the_connections_of_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_elsewhere_resolve_the_drivers_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context: Any = Context(tmp_path, "spark://host:7077")
     environment = {
         "AIRFLOW_CONN_ES": '{"conn_type": "elasticsearch", "password": "hunter2"}',
@@ -52,7 +50,7 @@ def test_executors_elsewhere_resolve_the_connections_of_the_driver(
 
 
 @pytest.mark.parametrize(("master", "environment"), [("local[2]", {"AIRFLOW_CONN_ES": "{}"}), ("spark://h:7077", {})])
-def test_without_executors_elsewhere_or_connections_no_file_is_sent(
+def test_no_file_is_sent_without_other_executors_or_connections(
     tmp_path: Path, master: str, environment: dict[str, str]
 ) -> None:
     context: Any = Context(tmp_path, master)
@@ -60,7 +58,8 @@ def test_without_executors_elsewhere_or_connections_no_file_is_sent(
     assert (context.files, connections_conf(master, environment)) == ([], {})
 
 
-def test_the_zip_has_core_and_spark_and_nothing_of_airflow_or_the_command_line(tmp_path: Path) -> None:
+def test_the_zip_has_core_and_spark_and_nothing_of_airflow(tmp_path: Path) -> None:
+    """It has nothing of the command line either."""
     names = zipfile.ZipFile(package_zip(tmp_path)).namelist()
     assert "__init__.py" in names
     assert "blocks.py" in names

@@ -36,7 +36,7 @@ from headrace.spark.versions import VersionMismatchError, check_versions, curren
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
-def test_loopback_needs_no_tls_and_is_spelled_as_pyspark_wants_it(host: str) -> None:
+def test_loopback_needs_no_tls_and_is_spelled_for_pyspark(host: str) -> None:
     assert protected_url(f"sc://{host}:15002") == "sc://localhost:15002/"
 
 
@@ -58,7 +58,7 @@ def test_a_token_in_the_url_is_refused_and_not_repeated() -> None:
     assert "abc123" not in str(refused.value)
 
 
-def test_a_server_of_this_machine_is_gone_when_nothing_listens_at_its_port() -> None:
+def test_a_server_of_this_machine_is_gone_if_its_port_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         # It is busy, and accepts nothing.
@@ -88,7 +88,7 @@ class Named:
     target: str = ""
 
 
-def test_an_attempts_session_and_tag_are_always_the_same_and_its_own() -> None:
+def test_an_attempts_session_and_tag_are_its_own_every_time() -> None:
     attempts = [Named(s, t, a, r) for s in ("a", "b") for t in (1, 2) for a in (1, 2) for r in ("", "v2")]
     assert len({attempt_session_id(attempt) for attempt in attempts}) == 16
     assert len({attempt_tag(attempt) for attempt in attempts}) == 16
@@ -107,7 +107,7 @@ def attempt_row(number: int, *outputs: str, target: str = "") -> AttemptRow:
     )
 
 
-def test_an_attempt_takes_the_place_of_earlier_ones_at_its_outputs_and_of_no_others() -> None:
+def test_an_attempt_replaces_earlier_ones_at_its_outputs_only() -> None:
     attempt = attempt_row(3, "a", "b").claim()
     assert replaces(attempt, attempt_row(1, "b", "c"))
     assert not replaces(attempt, attempt_row(1, "c")), "runs beside it"
@@ -143,14 +143,15 @@ def test_a_missing_secret_is_an_error_that_names_the_variable(
         token_from_environment("clicks", 1)
 
 
-def test_the_fingerprint_distinguishes_secrets_and_is_not_a_token() -> None:
+def test_the_fingerprint_tells_secrets_apart_and_is_not_a_token() -> None:
     own = secret_fingerprint("secret", "clicks")
     assert own == secret_fingerprint("secret", "clicks")
     assert own not in {secret_fingerprint("other", "clicks"), secret_fingerprint("secret", "orders")}
     assert not derive_token("secret", "clicks", 1).startswith(own)
 
 
-def test_the_token_of_a_job_is_that_of_the_application_in_which_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_of_a_job_is_that_of_its_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application is the one in which the job runs."""
     monkeypatch.setenv(SECRET_VARIABLE, "secret")
     own: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={})
     shared: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={APPLICATION: ["@shared", 7]})

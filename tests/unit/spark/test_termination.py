@@ -48,7 +48,8 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_a_process_runs_its_last_action_and_ends_when_the_watched_process_is_gone() -> None:
+def test_a_process_acts_and_ends_when_the_watched_one_is_gone() -> None:
+    """It runs its last action first."""
     ended = run(
         """
         gone = threading.Event()

@@ -36,7 +36,8 @@ def test_a_workers_module_imports_no_heavy_module(module: str) -> None:
     assert heavy(imported_by(module), HEAVY) == []
 
 
-def test_a_worker_that_writes_documents_needs_neither_kafka_nor_definitions() -> None:
+def test_a_worker_that_writes_documents_loads_no_kafka() -> None:
+    """It does not load definitions either."""
     assert heavy(imported_by("headrace.spark.outputs.elasticsearch_sink"), NOT_TO_WRITE_DOCUMENTS) == []
 
 

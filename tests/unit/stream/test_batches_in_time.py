@@ -44,7 +44,7 @@ def stream(**changes: Any) -> Stream:
     return Stream(**(fields | changes))
 
 
-def test_a_windows_batch_times_are_those_of_its_length_up_to_its_own() -> None:
+def test_a_windows_batch_times_are_those_of_its_length_up_to_it() -> None:
     window = Window(length="30 s", slide="20 s")
     assert list(window.batch_times_ms(100_000, 10_000)) == [80_000, 90_000, 100_000]
     assert window.is_due(100_000, 10_000)
@@ -109,9 +109,8 @@ def test_what_cannot_work_is_refused_with_its_field(changes: dict[str, Any], fie
         ({"outputs": elasticsearch(document_ids=ColumnIds(columns=("key",), with_batch_time=False))}, True),
     ],
 )
-def test_batches_are_ordered_where_a_later_one_builds_on_or_replaces_an_earlier(
-    changes: dict[str, Any], ordered: bool
-) -> None:
+def test_batches_are_ordered_where_a_later_builds_on_an_earlier(changes: dict[str, Any], ordered: bool) -> None:
+    """They are ordered too where a later batch replaces an earlier one."""
     assert stream(**changes).is_ordered is ordered
 
 
@@ -129,9 +128,8 @@ def test_batches_are_ordered_where_a_later_one_builds_on_or_replaces_an_earlier(
         ({"outputs": elasticsearch(window=Window(length="30 s")), "coalesce": True}, True),
     ],
 )
-def test_batch_times_are_taken_over_by_arrival_unless_windows_end_at_them(
-    changes: dict[str, Any], coalesces: bool
-) -> None:
+def test_batch_times_are_taken_over_by_arrival_without_windows(changes: dict[str, Any], coalesces: bool) -> None:
+    """The windows meant are those that end at the batch times."""
     assert stream(**changes).coalesces is coalesces
 
 

@@ -178,7 +178,8 @@ def test_wrong_local_copies_are_refused(changes: dict[str, Any], words: str) -> 
         LocalCopies(**changes)
 
 
-def test_a_store_timeout_ends_before_the_tracker_gives_the_receiver_up() -> None:
+def test_a_store_timeout_ends_before_the_tracker_gives_up() -> None:
+    """The tracker would give the receiver up."""
     assert Limits().store_timeout == timedelta(seconds=30)
     longest = timedelta(seconds=45)
     assert Limits(store_timeout=longest).store_timeout < timedelta(seconds=HANG_SECONDS)
@@ -280,9 +281,7 @@ def test_a_missing_field_is_required() -> None:
 @pytest.mark.parametrize(
     "storage", ["s3://bucket/headrace", Storage(url="/mnt/headrace", shared=True)], ids=["object store", "shared"]
 )
-def test_a_log_that_is_synced_anyway_or_seen_by_other_hosts_cannot_be_left_unsynced(
-    delivery: str, storage: Any
-) -> None:
+def test_a_log_synced_anyway_or_seen_elsewhere_must_be_synced(delivery: str, storage: Any) -> None:
     with pytest.raises(StreamDefinitionError, match=f"delivery: {delivery} saves only the sync of a local disk"):
         Stream(**fields(delivery=delivery, storage=storage))
     assert Stream(**fields(delivery=delivery)).delivery == delivery

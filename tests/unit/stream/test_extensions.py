@@ -86,7 +86,7 @@ def definition(**changes: Any) -> str:
     return json.dumps(given)
 
 
-def test_a_definition_travels_as_json_with_all_fields_of_an_extension(installed: Path) -> None:
+def test_a_definition_travels_as_json_with_an_extensions_fields(installed: Path) -> None:
     text = definition(kind="fax")
     read = Stream.from_json(text)
     assert Stream.from_json(read.to_json()) == read
@@ -128,7 +128,8 @@ def test_what_is_wrong_with_an_extension_is_named(changes: dict[str, Any], messa
         Stream.from_json(definition(**changes))
 
 
-def test_an_output_without_a_writer_is_refused_when_its_class_is_defined() -> None:
+def test_an_output_without_a_writer_is_refused_at_its_definition() -> None:
+    """It is refused when its class is defined."""
     with pytest.raises(StreamDefinitionError, match=r"writer of the class .*BareOutput.* is None; .*\"module:name\""):
 
         class BareOutput(OutputDefinition):
@@ -198,7 +199,8 @@ def defined(base: str, body: str) -> Any:
         ("DecoderDefinition", "keywords: ClassVar = ['a']", "keywords .*a dict of keyword arguments"),
     ],
 )
-def test_an_attribute_of_a_wrong_shape_is_refused_when_its_class_is_defined(base: str, body: str, message: str) -> None:
+def test_an_attribute_of_a_wrong_shape_is_refused_with_its_class(base: str, body: str, message: str) -> None:
+    """It is refused when the class is defined."""
     with pytest.raises(StreamDefinitionError, match=rf"{message}") as refused:
         defined(base, body)
     assert "house_fax.House (package house_fax)" in str(refused.value)
@@ -220,7 +222,8 @@ def test_an_attribute_of_a_wrong_shape_is_refused_when_its_class_is_defined(base
         ("def whereabouts(self, batch_time_ms): return 1 / batch_time_ms", "whereabouts .* raises ZeroDivisionError"),
     ],
 )
-def test_a_value_of_a_wrong_shape_is_refused_where_a_stream_is_defined_with_it(body: str, message: str) -> None:
+def test_a_value_of_a_wrong_shape_is_refused_with_its_stream(body: str, message: str) -> None:
+    """It is refused where a stream is defined with it."""
     house = defined("OutputDefinition", body)
     with pytest.raises(StreamDefinitionError, match=message) as refused:
         Stream(**fields(outputs=(house(),)))
@@ -261,7 +264,7 @@ def test_an_input_without_receivers_is_refused(body: str, message: str, monkeypa
     ],
     ids=["event times", "at least once", "id"],
 )
-def test_what_only_kafka_can_is_refused_for_an_input_of_a_package(changes: dict[str, Any], message: str) -> None:
+def test_what_only_kafka_can_is_refused_for_a_packages_input(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StreamDefinitionError, match=message):
         Stream(**fields(**{"inputs": {"kind": "telegraph", "cable": "a"}, **changes}))
 
@@ -324,9 +327,10 @@ def test_an_extension_that_fails_is_the_error_of_its_stream(
         ("HexDecoder.column", "a VARCHR(2)", r"has the column 'a VARCHR\(2\)', which is not in Spark's DDL"),
     ],
 )
-def test_code_that_an_extension_names_wrongly_is_found_before_a_batch_runs(
+def test_wrongly_named_code_is_found_before_a_batch_runs(
     installed: Path, monkeypatch: pytest.MonkeyPatch, attribute: str, value: str, message: str
 ) -> None:
+    """An extension names that code."""
     stream = Stream.from_json(definition(kind="fax"))
     check_extensions(stream)
     monkeypatch.setattr(f"fax_extension.{attribute}", value)
@@ -343,7 +347,8 @@ def test_a_decoded_value_is_of_one_type_or_a_struct_of_columns(
     check_extensions(stream)
 
 
-def test_an_extension_that_has_no_entry_point_or_changes_as_json_is_found_before_a_batch_runs(installed: Path) -> None:
+def test_an_extension_without_an_entry_point_is_found_early(installed: Path) -> None:
+    """It is found before a batch runs, and so is one that changes as JSON."""
     stream = Stream.from_json(definition(kind="fax"))
     from fax_extension import FaxOutput
 
@@ -360,7 +365,7 @@ def test_an_extension_that_has_no_entry_point_or_changes_as_json_is_found_before
         check_extensions(Stream(**{**of_class, "outputs": LoudFaxOutput(number=7)}))
 
 
-def test_a_definition_without_extensions_looks_for_no_entry_points() -> None:
+def test_a_definition_without_extensions_seeks_no_entry_points() -> None:
     text = Stream(**fields()).to_json()
     code = "import sys; from headrace.stream import Stream; Stream.from_json(sys.argv[1])"
     # pydantic looks for its own plugins when it is imported; a read definition must not add to that.

@@ -121,7 +121,8 @@ LINES = ReceiverInput(id="lines", receiver="shop:Lines", arguments={"host": "loc
     "given", ["Id INT, id INT", "a STRUCT<Id: INT, ID: INT, b: INT>", "a ARRAY<MAP<STRING, STRUCT<iD: INT, Id: INT>>>"]
 )
 @pytest.mark.parametrize("column", ["key_decoder", "value_decoder"])
-def test_fields_that_differ_in_case_only_are_refused_for_a_transform(given: str, column: str) -> None:
+def test_fields_that_differ_in_case_are_refused_for_a_transform(given: str, column: str) -> None:
+    """Their names differ in nothing else."""
     source = KafkaInput(bootstrap_servers="h:1", topics="t", **{column: JsonDecoder(fields=given)})  # type: ignore[arg-type]
     assert Stream(**fields(inputs=source))
     with pytest.raises(StreamDefinitionError, match=rf"inputs.records.{column}.fields: [iI][dD] and [iI][dD] differ"):
@@ -195,7 +196,8 @@ def test_a_stream_that_its_custom_input_does_not_fit_is_refused(changes: dict[st
         Stream(**(fields(inputs=LINES) | changes))
 
 
-def test_the_connection_of_a_receiver_is_one_of_the_streams_and_given_to_its_class() -> None:
+def test_the_connection_of_a_receiver_is_given_to_its_class() -> None:
+    """It is one of the stream's connections."""
     source = LINES.model_copy(update={"connection": "queue"})
     assert Stream(**fields(inputs=source)).connection_ids == ("queue",)
     assert source.keywords == {"host": "localhost", "port": 9999, "connection": "queue"}

@@ -39,7 +39,7 @@ def two_into_one_index(first: Any, second: Any, **more: Any) -> dict[str, Any]:
         (ColumnIds(columns=("topic", "partition", "offset"), with_batch_time=False), RecordIds()),
     ],
 )
-def test_two_outputs_do_not_give_documents_of_one_index_the_same_ids(first: Any, second: Any) -> None:
+def test_two_outputs_never_give_one_index_the_same_ids(first: Any, second: Any) -> None:
     with pytest.raises(
         StreamDefinitionError, match=r"outputs\.b\.index: flights is also the index of output a.*RecordIds"
     ):
@@ -170,7 +170,8 @@ def test_tombstones_follow_the_ids() -> None:
         ({"requests_in_flight": 65}, "requests_in_flight"),
     ],
 )
-def test_what_the_index_or_the_sink_would_refuse_in_every_batch_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_what_the_target_would_always_refuse_is_refused(changes: dict[str, Any], words: str) -> None:
+    """The index or the sink would refuse it in every batch."""
     with pytest.raises(StreamDefinitionError, match=words):
         ElasticsearchOutput(**({"hosts": "http://h:1", "index": "flights"} | changes))
 

@@ -94,7 +94,8 @@ def test_sparks_settings_take_no_secret(name: str, value: str) -> None:
     assert "memory" not in str(refused.value)
 
 
-def test_a_credentials_provider_and_the_path_of_a_key_are_no_secrets() -> None:
+def test_a_provider_and_the_path_of_a_key_are_no_secrets() -> None:
+    """The provider is one of credentials."""
     provider = "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider"
     conf = {
         "spark.hadoop.fs.s3a.aws.credentials.provider": provider,
@@ -119,7 +120,7 @@ def test_a_credentials_provider_and_the_path_of_a_key_are_no_secrets() -> None:
 @pytest.mark.parametrize(
     "url", ["https://me:hunter2@h/a.zip", "https://hunter2@h/a.zip", "https://h/a.zip?X-Amz-Signature=hunter2"]
 )
-def test_the_url_of_a_python_file_takes_no_login_and_no_signature(url: str) -> None:
+def test_the_url_of_a_python_file_takes_no_login_or_signature(url: str) -> None:
     with pytest.raises(StreamDefinitionError, match=r"py_files hold a login or a signature in entry 1") as refused:
         SparkSettings(py_files=("/stream/a.py", url))
     assert "hunter2" not in str(refused.value)
@@ -284,7 +285,8 @@ ORDINARY: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("value", SECRETS, ids=str)
-def test_one_list_of_secrets_counts_for_definitions_and_for_the_parameters_of_runs(value: dict[str, Any]) -> None:
+def test_one_list_of_secrets_counts_for_definitions_and_runs(value: dict[str, Any]) -> None:
+    """Runs have it for their parameters."""
     declared = Stream(**{**dict(stream("sqlite:////tmp/l.db")), "parameters": {}})
     for refuse in (
         lambda: ReceiverInput(id="orders", receiver="shop:Orders", arguments=value),

@@ -69,7 +69,8 @@ def test_a_pattern_has_pythons_syntax_for_names_of_topics(text: str, name: str, 
         "(?:.(?!.*.*.*x))*y",
     ],
 )
-def test_no_expression_takes_more_steps_than_its_size_by_the_names_length(text: str) -> None:
+def test_an_expressions_steps_grow_with_its_size_and_the_name(text: str) -> None:
+    """They are at most the expression's size times the length of the name."""
     pattern = TopicPattern(text)
     began = time.process_time()
     assert not pattern.matches("a" * 248 + "_")
@@ -91,7 +92,8 @@ def test_no_expression_takes_more_steps_than_its_size_by_the_names_length(text: 
         ("((){65535}){65535}", "too large"),
     ],
 )
-def test_what_is_not_matched_in_linear_time_is_refused_in_the_definition(text: str, problem: str) -> None:
+def test_what_is_not_matched_in_linear_time_is_refused(text: str, problem: str) -> None:
+    """It is refused in the definition."""
     with pytest.raises(TopicPatternError, match=problem):
         TopicPattern(text)
     with pytest.raises(StreamDefinitionError, match=f"topic_pattern .*{problem}"):

@@ -157,9 +157,10 @@ def test_a_stream_runs_through_its_life_by_one_clock(
     assert find_sign(folder) is None
 
 
-def test_a_record_of_the_last_block_interval_is_in_the_batch_that_ends_with_it(
+def test_a_record_of_the_last_block_interval_is_in_its_batch(
     make_running: Callable[..., StreamOnClock], kafka: FakeKafka
 ) -> None:
+    """The batch is the one that ends with the interval."""
     with make_running() as running:
         times = Times(running)
         running.advance(9.85)
@@ -193,7 +194,7 @@ def test_the_clock_waits_for_a_slow_receiver(
         assert (block.info.cut_time_ms, running.clock.now_ms()) == (times.at(10) - 1, times.at(10) + 50)
 
 
-def test_exact_batch_times_are_run_one_after_the_other_after_a_down_time(
+def test_exact_batch_times_run_in_turn_after_a_down_time(
     make_running: Callable[..., StreamOnClock], kafka: FakeKafka
 ) -> None:
     with make_running(coalesce=False) as running:
@@ -289,9 +290,10 @@ def test_lines_of_a_socket_are_in_the_batch_of_their_time(make_running: Callable
     assert [counted[time_ms] for time_ms in times_ms] == [2, 1, 0]
 
 
-def test_a_custom_receiver_starts_again_after_its_delay_by_the_tests_clock(
+def test_a_custom_receiver_restarts_by_the_tests_clock(
     make_running: Callable[..., StreamOnClock], numbers: ReceiverInput
 ) -> None:
+    """It restarts after its delay."""
     with make_running(inputs=numbers) as running:
         Numbers.made[0].store("1", position=1)
         running.receive(records=1)
@@ -309,7 +311,7 @@ def test_a_custom_receiver_starts_again_after_its_delay_by_the_tests_clock(
         running.receive(records=2)
 
 
-def test_a_custom_receiver_that_waits_for_each_block_gets_the_time_for_it(
+def test_a_custom_receiver_gets_the_time_to_wait_for_each_block(
     make_running: Callable[..., StreamOnClock],
 ) -> None:
     counter = ReceiverInput(
@@ -333,9 +335,10 @@ def test_a_clock_moves_a_stream_of_kafka_and_a_custom_receiver(
         assert sorted(filter(None, values(*running.run_due()))) == [b"click", b"number"]
 
 
-def test_a_custom_receiver_that_gives_too_little_is_named_after_the_limit(
+def test_a_custom_receiver_that_gives_too_little_is_named(
     make_running: Callable[..., StreamOnClock], numbers: ReceiverInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is named after the limit of time."""
     with make_running(inputs=numbers) as running:
         Numbers.made[0].store("1")
         monkeypatch.setattr(stream_on_clock, "LIMIT_SECONDS", 1.0)

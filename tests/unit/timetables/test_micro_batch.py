@@ -56,7 +56,7 @@ class TestAlignment:
     def test_a_manual_run_gets_the_interval_that_contains_its_date(self, asked, start, end):
         assert MicroBatchTimetable(TEN).infer_manual_data_interval(run_after=at(asked)) == interval(start, end)
 
-    def test_intervals_are_counted_from_the_epoch_whatever_their_length(self):
+    def test_intervals_are_counted_from_the_epoch_at_any_length(self):
         timetable = MicroBatchTimetable(timedelta(seconds=7))
         start, end = timetable.containing(at("12:00:00"))
         assert to_ms(start) % 7000 == 0
@@ -69,7 +69,8 @@ class TestAlignment:
             assert to_ms(timetable.containing(from_ms(ms)).start) == ms
 
     @pytest.mark.parametrize("asked", ["9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+00:00"])
-    def test_a_date_whose_interval_no_date_can_end_or_begin_is_a_value_error_that_says_so(self, asked):
+    def test_a_date_without_a_possible_interval_is_a_value_error(self, asked):
+        """No date can end the interval or begin it, and the error says so."""
         with pytest.raises(ValueError, match=r"between the years 1 and 9999.*Give another logical date"):
             MicroBatchTimetable(timedelta(seconds=7)).infer_manual_data_interval(
                 run_after=datetime.fromisoformat(asked)
@@ -145,7 +146,7 @@ class TestSchedule:
         (info,) = runs(MicroBatchTimetable(TEN), interval("11:59:50", "12:00:00"), UNRESTRICTED, 1)
         assert info.data_interval == interval("17:59:50", "18:00:00")
 
-    def test_a_static_start_date_makes_no_runs_for_the_time_before_the_first(self, now):
+    def test_a_static_start_date_makes_no_runs_before_the_first(self, now):
         now("18:00:04")
         restriction = TimeRestriction(at("00:00:00"), None, catchup=False)
         (info,) = runs(MicroBatchTimetable(TEN, catch_up=True), None, restriction, 1)
@@ -177,11 +178,11 @@ class TestSchedule:
         infos = runs(MicroBatchTimetable(TEN, catch_up=True), None, restriction, 10)
         assert [info.logical_date for info in infos] == [at("12:00:00"), at("12:00:10")]
 
-    def test_without_start_date_and_without_a_run_there_is_nothing_to_catch_up(self):
+    def test_there_is_nothing_to_catch_up_without_start_date_and_run(self):
         restriction = TimeRestriction(None, None, catchup=True)
         assert runs(MicroBatchTimetable(TEN), None, restriction, 1) == []
 
-    def test_a_longer_interval_goes_on_after_the_last_run_of_the_shorter(self, now):
+    def test_a_longer_interval_goes_on_after_the_shorters_last_run(self, now):
         now("12:00:25")
         last = interval("12:00:00", "12:00:10")
         infos = runs(MicroBatchTimetable(timedelta(minutes=1), catch_up=True), last, UNRESTRICTED, 2)
@@ -265,7 +266,7 @@ def test_runs_of_a_clock_that_was_ahead_do_not_stop_the_schedule(now, catchup, c
     assert info.data_interval == interval("12:00:00", "12:00:10")
 
 
-def test_a_run_that_begins_ahead_of_its_end_is_followed_by_the_next(now):
+def test_a_run_that_begins_before_its_end_is_followed_by_another(now):
     now("12:00:09")
     (info,) = runs(MicroBatchTimetable(TEN), interval("12:00:00", "12:00:10"), UNRESTRICTED, 1)
     assert info.data_interval == interval("12:00:10", "12:00:20")

@@ -80,7 +80,7 @@ def test_a_stopped_job_fires(stream, ledger):
     assert asyncio.run(scenario()).payload == {"outcome": "stopped", "epoch": 1}
 
 
-def test_a_job_that_had_stopped_before_anybody_waited_fires_at_once(stream, ledger):
+def test_a_job_stopped_before_anybody_waited_fires_at_once(stream, ledger):
     lease = ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
     ledger.jobs.release(lease)
     trigger = ReceiverJobTrigger(ledger=stream.ledger, stream="flights", epoch=1, poll_interval=3_600)
@@ -119,7 +119,7 @@ def test_a_trigger_that_is_behind_stops_no_later_job(stream, ledger):
 
 
 @pytest.mark.parametrize(("state", "stops"), [("deferred", False), ("success", True), (None, True)])
-def test_a_triggerer_whose_triggers_another_one_took_over_stops_nothing(stream, ledger, monkeypatch, state, stops):
+def test_a_triggerer_whose_triggers_were_taken_stops_nothing(stream, ledger, monkeypatch, state, stops):
     """Airflow cancels the trigger there as if a person had ended the task."""
 
     def states(*, dag_id, task_ids, run_ids):
@@ -135,9 +135,7 @@ def test_a_triggerer_whose_triggers_another_one_took_over_stops_nothing(stream, 
 
 
 @pytest.mark.parametrize("attached", ["flights_receiver", "flights_in"])
-def test_deleting_the_dag_under_its_former_id_stops_no_job_of_the_new_one(
-    stream, ledger, monkeypatch, attached, capsys
-):
+def test_deleting_a_dags_former_id_stops_no_job_of_the_new_one(stream, ledger, monkeypatch, attached, capsys):
     stops = attached == "flights_receiver"
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: {})
     ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
@@ -150,7 +148,7 @@ def test_deleting_the_dag_under_its_former_id_stops_no_job_of_the_new_one(
     assert (f"airflow:{attached}/run/receive/1 has attached to it" in capsys.readouterr().out) is not stops
 
 
-def test_a_stop_that_takes_longer_than_a_second_is_requested_all_the_same(stream, ledger, monkeypatch):
+def test_a_stop_longer_than_a_second_is_requested_all_the_same(stream, ledger, monkeypatch):
     """Airflow cancels the trigger again, about each second, until it has ended."""
     asked, answer = threading.Event(), threading.Event()
 
@@ -218,7 +216,7 @@ def test_a_ledger_that_is_back_is_polled_within_five_seconds(stream, ledger, mon
     assert pauses[-1] == max(pauses) == 5.0
 
 
-def test_a_ledger_whose_password_was_changed_is_opened_by_the_new_one(stream, ledger, monkeypatch):
+def test_a_ledger_is_opened_by_its_changed_password(stream, ledger, monkeypatch):
     opened, used = [], []
 
     async def aget_conn(hook, *, create):
@@ -260,7 +258,8 @@ def test_a_ledger_that_was_deleted_is_not_waited_for(stream, ledger, tmp_path):
     assert ledger.rebuild.is_new("flights")
 
 
-def test_the_receiver_sensors_trigger_warns_of_a_definition_that_the_job_has_not_adopted(stream, ledger, capsys):
+def test_the_trigger_warns_of_a_definition_not_adopted(stream, ledger, capsys):
+    """The trigger is the receiver sensor's, and the job has not adopted the definition."""
     ledger.jobs.acquire("flights", holder="test", lease_ms=10_000, attributes={"revision": 1})
     register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
     trigger = triggers(stream)[2]

@@ -39,7 +39,8 @@ class TestDue:
     def test_an_interval_that_has_not_ended_does_not_count(self):
         assert due(until(5999, waiting(s5=60, s6=40)), 5999, **LIMITS) is None
 
-    def test_the_oldest_record_has_waited_since_the_start_of_its_interval_at_most(self):
+    def test_the_oldest_record_waits_since_its_intervals_start(self):
+        """It has waited since then at most."""
         assert due(until(33_999, waiting(s5=1, s6=1)), 33_999, **LIMITS) is None
         assert due(until(34_000, waiting(s5=1, s6=1)), 34_000, **LIMITS) == Due(6000, 2, 2, "max_delay")
 
@@ -102,7 +103,7 @@ class TestLook:
         }  # fmt: skip
         assert asked.poll(ledger) is None
 
-    def test_more_that_comes_meanwhile_waits_for_the_claim_of_the_first(self, ledger):
+    def test_later_records_wait_for_the_claim_of_the_first(self, ledger):
         asked = trigger()
         ledger.now, ledger.unclaimed_times = 6000, waiting(s5=60, s6=40)
         assert asked.poll(ledger)

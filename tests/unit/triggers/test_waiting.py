@@ -79,7 +79,8 @@ def test_every_trigger_is_here():
 
 
 @pytest.mark.parametrize("kind", TRIGGERS)
-def test_a_trigger_looks_as_often_as_the_setting_says_or_as_suits_it(kind, monkeypatch):
+def test_a_trigger_looks_as_often_as_the_setting_says(kind, monkeypatch):
+    """Without a setting each kind of trigger has a pause of its own."""
     parameters, seconds = TRIGGERS[kind]
     assert kind(**LEDGER, **parameters).poll_interval == seconds
     monkeypatch.setenv("AIRFLOW__HEADRACE__POLL_INTERVAL", "7.5")

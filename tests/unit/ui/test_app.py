@@ -70,7 +70,7 @@ def test_a_scraper_gets_the_streams_of_all_ledgers(get: Callable[..., tuple[int,
     assert 'headrace_log_limit_bytes{stream="flights"} 99.0' in text
 
 
-def test_a_ledger_that_does_not_answer_is_named_and_a_password_is_not(get: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_silent_ledger_is_named_and_a_password_is_not(get: Callable[..., tuple[int, str, str]]) -> None:
     text = get(Authorization=f"Bearer {TOKEN}")[1]
     down = [line for line in text.splitlines() if line.startswith("headrace_ledger_up") and line.endswith(" 0.0")]
     assert [line for line in down if "missing.db" in line]
@@ -78,9 +78,10 @@ def test_a_ledger_that_does_not_answer_is_named_and_a_password_is_not(get: Calla
     assert "secret" not in text
 
 
-def test_a_user_learns_nothing_of_ledgers_of_which_they_may_read_no_stream(
+def test_a_user_learns_nothing_of_ledgers_without_a_right(
     airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
 ) -> None:
+    """The right is that to read any stream of it."""
     airflow.hidden = {"clicks_in_batches", "flights_batches"}
     ledgers = {line.split('"')[1] for line in get("viewer")[1].splitlines() if line.startswith("headrace_ledger_up")}
     assert [ledger.rpartition("/")[2] for ledger in ledgers] == ["two.db"]
@@ -93,7 +94,7 @@ def test_no_login_of_a_ledger_is_in_a_label(airflow: NoAirflow, get: Callable[..
     assert "someone" not in text
 
 
-def test_ledgers_that_differ_by_their_logins_alone_have_labels_of_their_own(
+def test_ledgers_that_differ_by_their_logins_have_own_labels(
     airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
 ) -> None:
     """Prometheus refuses a whole scrape in which two samples have the same labels."""
@@ -113,7 +114,7 @@ def test_a_user_gets_the_streams_whose_batch_dag_they_may_read(
     assert "clicks" not in text
 
 
-def test_two_streams_of_one_name_each_need_the_right_on_their_own_dag(
+def test_two_streams_of_one_name_each_need_their_own_dags_right(
     airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
 ) -> None:
     first, second, *_ = airflow.ledger_urls
@@ -129,9 +130,10 @@ def test_two_streams_of_one_name_each_need_the_right_on_their_own_dag(
     assert 'headrace_log_limit_bytes{stream="flights"} 99.0' in get(user="viewer")[1]
 
 
-def test_a_stream_that_moved_is_measured_in_the_ledger_in_which_its_dags_declare_it(
+def test_a_moved_stream_is_measured_in_its_declared_ledger(
     airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
 ) -> None:
+    """The declared ledger is the one that its DAGs name."""
     _, second, *_ = airflow.ledger_urls
     airflow.streams.append(Placed("flights", second, "flights_batches", "flights_receiver"))
     text = get(Authorization=f"Bearer {TOKEN}")[1]
@@ -172,7 +174,7 @@ def page_policy() -> dict[str, str]:
     return {name: value for name, _, value in (directive.strip().partition(" ") for directive in header.split(";"))}
 
 
-def test_every_module_is_preloaded_so_that_the_page_needs_one_round_of_requests() -> None:
+def test_every_module_is_preloaded_in_one_round_of_requests() -> None:
     assert set(re.findall(r'rel="modulepreload" href="([^"]+)"', INDEX)) == MODULES
 
 
@@ -191,7 +193,7 @@ def test_each_import_of_a_module_is_a_file_of_the_page() -> None:
     assert missing == []
 
 
-def test_the_pages_policy_refuses_scripts_and_styles_that_are_written_into_html(page_policy: dict[str, str]) -> None:
+def test_the_pages_policy_refuses_inline_scripts_and_styles(page_policy: dict[str, str]) -> None:
     assert page_policy["default-src"] == "'self'"
     assert page_policy["style-src"] == "'self'"
     assert "script-src" not in page_policy

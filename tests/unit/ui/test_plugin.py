@@ -77,7 +77,7 @@ def test_loading_the_plugin_is_cheap(started):
     assert "headrace.dags" not in started["modules"]
 
 
-def test_a_scheduler_has_imported_what_the_tasks_need_that_it_forks() -> None:
+def test_a_scheduler_has_imported_what_its_forked_tasks_need() -> None:
     started = start("scheduler")
     assert started["errors"] == {}
     needed = {"headrace.dags.factories", "headrace.batch.allocation", "headrace.batch.cleanup", "headrace.ledger"}
@@ -91,7 +91,7 @@ def test_a_dag_processor_has_imported_what_dag_files_need() -> None:
     assert "pyarrow" not in modules
 
 
-def test_a_module_that_cannot_be_imported_ahead_does_not_cost_the_plugin(monkeypatch, caplog) -> None:
+def test_a_module_that_cannot_be_preloaded_costs_no_plugin(monkeypatch, caplog) -> None:
     monkeypatch.setattr(sys, "argv", ["airflow", "scheduler"])
     # Python refuses its import.
     monkeypatch.setitem(sys.modules, "headrace.dags", None)

@@ -93,7 +93,8 @@ def assert_same(answer: Any, rows: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_last_completed_batch_is_the_same_in_page_command_and_metrics(api: Api, stream: str) -> None:
+def test_last_completed_batch_is_the_same_everywhere(api: Api, stream: str) -> None:
+    """The page, the command and the metrics agree."""
     listed = next(each for each in api.get("/streams")["streams"] if each["name"] == stream)
     last = listed["last_completed_batch"]
     answer = api.get(f"/streams/{stream}/batches/{last['batch_time']}")

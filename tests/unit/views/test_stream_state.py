@@ -52,7 +52,7 @@ def test_each_situation_is_recognised(ledger: Ledger, situation: str) -> None:
     assert _summary(ledger, situation, *BUSY).state.value == situation
 
 
-def test_a_paused_batch_dag_is_the_reason_even_if_all_else_is_well(ledger: Ledger) -> None:
+def test_a_paused_batch_dag_is_the_reason_even_if_all_is_well(ledger: Ledger) -> None:
     summary = _summary(ledger, "well", DagFacts("b", paused=True), DagFacts("r", running=1))
     assert summary.state.value == "stalled"
     assert "The DAG b is paused in Airflow" in summary.reason
@@ -80,7 +80,8 @@ def test_a_dag_that_is_in_no_file_any_more_is_named_in_a_remedy(
     assert not any("npause it" in (text or "") or f"Unpause {dag_id}" in (text or "") for text in remedies)
 
 
-def test_a_stopped_stream_without_its_dag_file_is_stopped_unless_batches_are_left(ledger: Ledger, shop: Shop) -> None:
+def test_a_stopped_stream_without_a_dag_file_is_only_stopped(ledger: Ledger, shop: Shop) -> None:
+    """It is more than that if batches are left."""
     gone = DagFacts("b", stale=True)
     assert _summary(ledger, "stopped", gone).state.value == "stopped"
     shop.store()
@@ -98,7 +99,7 @@ def test_a_paused_receiver_dag_of_a_live_job_is_a_warning_only(ledger: Ledger) -
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_receiver_dag_of_a_live_job_that_is_in_no_file_is_a_warning_too(
+def test_a_live_jobs_receiver_dag_in_no_file_is_a_warning_too(
     ledger: Ledger, paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings: list[Finding] = []
@@ -152,7 +153,8 @@ def test_an_open_transaction_is_named_and_not_too_few_receivers(shop: Shop) -> N
     assert summary.also == ()
 
 
-def test_before_the_first_batch_with_records_has_completed_the_stream_does_not_wait_for_records(shop: Shop) -> None:
+def test_a_stream_without_a_completed_batch_awaits_no_records(shop: Shop) -> None:
+    """It does not wait for records before the first batch with records has completed."""
     assert "waits for its first records" in shop.summary().reason
     shop.store()
     shop.clock.advance(15_000)
@@ -177,7 +179,8 @@ def test_a_running_batch_that_tries_again_says_why(shop: Shop) -> None:
     assert shop.summary().state == "well"
 
 
-def test_dead_letters_of_recent_batches_are_named_also_if_all_else_is_well(shop: Shop) -> None:
+def test_dead_letters_of_recent_batches_are_always_named(shop: Shop) -> None:
+    """They are named even if all else is well."""
     for letters in (2, 30, 0):
         shop.clock.advance(INTERVAL_MS)
         shop.complete(shop.begin(shop.latest()), dead_lettered=letters)
@@ -193,7 +196,7 @@ def test_dead_letters_of_recent_batches_are_named_also_if_all_else_is_well(shop:
     assert (summary.state, summary.also) == ("falling_behind", ("The last 3 batches have 2 dead letters.",))
 
 
-def test_a_dag_file_that_cannot_be_imported_has_its_error_in_the_reason(ledger: Ledger) -> None:
+def test_a_dag_file_with_an_import_error_has_it_in_the_reason(ledger: Ledger) -> None:
     summary = _summary(
         ledger, "well", DagFacts("b", import_error="SyntaxError: invalid syntax"), DagFacts("r", running=1)
     )
@@ -215,7 +218,7 @@ def test_a_new_ledger_without_batches_is_no_error(tmp_path: Path) -> None:
     assert (summary.lag, summary.last_completed_batch, summary.oldest_unfinished) == (None, None, None)
 
 
-def test_a_live_job_that_never_gets_a_receiver_is_stalled_after_five_minutes(tmp_path: Path) -> None:
+def test_a_live_job_without_a_receiver_is_stalled_in_5_minutes(tmp_path: Path) -> None:
     clock = ManualClock(1_800_000_000_000)
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
         ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
@@ -250,7 +253,7 @@ def test_only_an_input_of_kafka_sends_a_person_to_kafka(tmp_path: Path, kind: st
     assert remedy in (summary.remedy or "")
 
 
-def test_records_that_wait_behind_a_batch_of_a_clock_that_was_ahead_are_no_silence(shop: Shop) -> None:
+def test_records_behind_a_batch_of_a_clock_ahead_are_no_silence(shop: Shop) -> None:
     shop.clock.advance(600_000)
     shop.complete(shop.begin(shop.latest()))
     shop.clock.set_back(600_000)
@@ -265,7 +268,7 @@ def test_records_that_wait_behind_a_batch_of_a_clock_that_was_ahead_are_no_silen
     assert shop.summary().state == "well"
 
 
-def test_a_stream_that_was_opened_again_is_judged_by_its_batches_of_now(shop: Shop) -> None:
+def test_a_reopened_stream_is_judged_by_its_batches_of_now(shop: Shop) -> None:
     shop.clock.advance(600_000)
     shop.complete(shop.begin(shop.latest()))
     shop.clock.set_back(600_000)
@@ -432,9 +435,10 @@ def locked(shop: Shop) -> Iterator[None]:
     connection.close()
 
 
-def test_a_locked_ledger_is_named_when_the_first_lease_has_run_out_and_no_longer_than_it_is_locked(
+def test_a_locked_ledger_is_named_after_the_first_lease_is_out(
     running: Shop,
 ) -> None:
+    """It is named no longer than it is locked."""
     with locked(running):
         running.clock.advance(LEASE_MS + 1_000)
         summary = running.summary()
@@ -448,7 +452,8 @@ def test_a_locked_ledger_is_named_when_the_first_lease_has_run_out_and_no_longer
     assert "which it last renewed at" in summary.reason
 
 
-def test_an_error_that_the_receiver_outlived_is_not_the_reason_of_its_silence(running: Shop) -> None:
+def test_an_outlived_error_is_not_the_reason_of_the_silence(running: Shop) -> None:
+    """The receiver outlived the error."""
     silent_receiver(running)
     summary = running.summary()
     assert "brokers are down" not in " ".join([summary.reason, *summary.also])
@@ -456,7 +461,8 @@ def test_an_error_that_the_receiver_outlived_is_not_the_reason_of_its_silence(ru
     assert "the disk is gone" in running.summary().reason
 
 
-def test_failures_of_one_cause_are_one_finding_also_beyond_the_newest_batches(shop: Shop) -> None:
+def test_failures_of_one_cause_are_one_finding(shop: Shop) -> None:
+    """Failures beyond the newest batches belong to it as well."""
     for _ in range(40):
         fail(shop, "Elasticsearch does not answer")
     summary = shop.summary()
@@ -495,7 +501,7 @@ def test_of_two_causes_the_newest_failure_comes_first(shop: Shop) -> None:
     assert any("the mapping conflicts" in text for text in summary.also)
 
 
-def test_a_headline_is_the_line_that_matters_and_the_rest_are_details(shop: Shop) -> None:
+def test_a_headline_is_the_line_that_matters_the_rest_details(shop: Shop) -> None:
     frames = "".join(
         f'  File "/srv/jobs/orders.py", line {line}, in total\n    return one + two\n' for line in range(20)
     )
@@ -571,9 +577,7 @@ def test_a_part_that_is_as_slow_as_usual_is_not_named(running: Shop) -> None:
     assert "Give the input more receivers" in (summary.remedy or "")
 
 
-def test_a_full_disk_of_the_ledger_is_named_though_its_lock_can_be_taken(
-    running: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledgers_full_disk_is_named_though_its_lock_is_free(running: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     running.clock.advance(LEASE_MS + 1_000)
 
     def full(**_: Any) -> Any:

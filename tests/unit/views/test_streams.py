@@ -25,7 +25,8 @@ def register(shop: Shop, definition: str) -> None:
     shop.ledger.streams.register("shop", definition, batch_interval_ms=INTERVAL_MS, block_interval_ms=200)
 
 
-def test_a_batch_that_took_over_more_batch_times_than_are_shown_holds_the_log(shop: Shop) -> None:
+def test_a_batch_that_took_over_many_times_holds_the_log(shop: Shop) -> None:
+    """They are more than are shown."""
     for number in range(25):
         shop.store(number)
         shop.clock.advance(INTERVAL_MS)
@@ -47,7 +48,8 @@ def checkpointed(shop: Shop, definition: str) -> None:
     shop.ledger.batches.mark_checkpointed("shop", [batch.filed("result", shop.ledger.now_ms())])
 
 
-def test_a_checkpointed_batch_is_held_as_long_as_its_stream_remembers_it_and_until_the_next_batch(shop: Shop) -> None:
+def test_a_checkpointed_batch_is_held_as_long_as_remembered(shop: Shop) -> None:
+    """It is held until the next batch as well."""
     checkpointed(shop, shop.stream.model_copy(update={"remember": timedelta(seconds=60)}).to_json())
     shop.clock.advance(69_000 - shop.clock.now_ms() + shop.latest())
     assert held_by(shop)[0].reason == REMEMBERED
@@ -55,7 +57,7 @@ def test_a_checkpointed_batch_is_held_as_long_as_its_stream_remembers_it_and_unt
     assert held_by(shop)[0].reason == DELETED_NEXT
 
 
-def test_a_definition_that_cannot_be_read_counts_as_remembering_one_batch_interval(shop: Shop) -> None:
+def test_an_unreadable_definition_remembers_one_batch_interval(shop: Shop) -> None:
     checkpointed(shop, '{"outputs": []}')
     assert held_by(shop)[0].reason == REMEMBERED
     shop.clock.advance(2 * INTERVAL_MS)
@@ -76,7 +78,8 @@ def test_a_lag_of_which_a_part_is_unknown_is_not_0_seconds(shop: Shop) -> None:
     assert (summary.lag, summary.lag_unknown, summary.lag_seconds) == (7, 1, None)
 
 
-def test_a_receiver_that_is_behind_kafka_makes_the_stream_fall_behind_unless_it_is_paused(shop: Shop) -> None:
+def test_a_receiver_behind_kafka_makes_the_stream_fall_behind(shop: Shop) -> None:
+    """A paused receiver does not."""
     shop.beat(total_lag=10_000, lag_seconds=150.0)
     summary = shop.summary()
     assert (summary.state, summary.reason) == ("falling_behind", "The receivers are 2 min 30 s behind Kafka.")
@@ -112,7 +115,8 @@ def test_a_batch_time_that_nobody_runs_stalls_the_stream(shop: Shop) -> None:
     assert "is not allocated for 3 min 30 s" in summary.reason
 
 
-def test_without_facts_about_the_dags_no_remedy_says_that_one_is_paused(shop: Shop) -> None:
+def test_no_remedy_says_that_a_dag_is_paused_without_facts(shop: Shop) -> None:
+    """The facts are those about the DAGs."""
     shop.store()
     shop.clock.advance(220_000)
     remedy = shop.summary().remedy

@@ -27,7 +27,8 @@ def old(shop: Shop) -> Shop:
     return shop
 
 
-def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_again(shop: Shop) -> None:
+def test_a_batch_that_fails_is_the_oldest_with_its_error(shop: Shop) -> None:
+    """It is so even while the batch is tried again."""
     shop.store()
     shop.clock.advance(15_000)
     shop.ledger.attempts.fail(shop.begin(FIRST), "the index is read-only")
@@ -43,7 +44,8 @@ def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_
     assert last_error(shop.ledger, batch) == "Elasticsearch does not answer"
 
 
-def test_a_completed_batch_that_is_run_again_is_late_only_since_it_was_begun_again(old: Shop) -> None:
+def test_a_completed_batch_run_again_is_late_only_since_then(old: Shop) -> None:
+    """It is late only since it was begun again."""
     old.begin(FIRST, force=True)
     summary = old.summary()
     assert (summary.state, summary.also) == ("well", ())
@@ -57,7 +59,7 @@ def test_a_completed_batch_that_is_run_again_is_late_only_since_it_was_begun_aga
     assert "had completed before, and is being run again for 1 min 1 s" in summary.reason
 
 
-def test_only_errors_since_a_completed_batch_was_begun_again_count(old: Shop) -> None:
+def test_only_errors_since_a_completed_batch_was_rerun_count(old: Shop) -> None:
     attempt = old.begin(FIRST, force=True)
     assert last_error(old.ledger, old.ledger.batches.get("shop", FIRST)) is None
     begun_ms = old.clock.now_ms()
@@ -80,7 +82,7 @@ def test_only_errors_since_a_completed_batch_was_begun_again_count(old: Shop) ->
     assert old.summary().state == "well"
 
 
-def test_without_its_events_a_batch_that_is_run_again_is_late_since_its_newest_try(old: Shop) -> None:
+def test_a_rerun_batch_without_events_is_late_since_its_last_try(old: Shop) -> None:
     old.ledger.attempts.fail(old.begin(FIRST, force=True), "the mapping conflicts")
     old.clock.advance(5_000)
     old.begin(FIRST)
@@ -98,7 +100,8 @@ def test_a_batch_that_is_run_again_does_not_hide_one_that_fails(old: Shop) -> No
     assert (summary.state, "the index is full" in summary.reason) == ("failing", True)
 
 
-def test_records_that_wait_longer_than_an_old_batch_is_run_again_are_the_oldest(old: Shop) -> None:
+def test_records_that_wait_longer_than_a_rerun_are_the_oldest(old: Shop) -> None:
+    """They have waited for longer than the old batch is run again."""
     waiting_ms = old.store()
     old.clock.advance(2 * INTERVAL_MS)
     old.begin(FIRST, force=True)
@@ -107,7 +110,7 @@ def test_records_that_wait_longer_than_an_old_batch_is_run_again_are_the_oldest(
     assert (oldest.batch_time_ms, oldest.state) == (waiting_ms, "not allocated")
 
 
-def test_of_batches_that_are_run_again_the_one_that_was_begun_first_is_judged(old: Shop) -> None:
+def test_of_batches_run_again_the_first_begun_is_judged(old: Shop) -> None:
     newer = old.latest()
     old.ledger.attempts.fail(old.begin(newer, force=True), "the mapping conflicts")
     old.clock.advance(5_000)
@@ -117,7 +120,8 @@ def test_of_batches_that_are_run_again_the_one_that_was_begun_first_is_judged(ol
     assert oldest.batch_time_ms == newer
 
 
-def test_a_batch_that_is_run_again_in_another_stream_of_the_ledger_changes_nothing(old: Shop) -> None:
+def test_a_batch_run_again_in_another_stream_changes_nothing(old: Shop) -> None:
+    """The other stream is one of the same ledger."""
     old.begin(FIRST - INTERVAL_MS, stream="other")
     old.clock.advance(5_000)
     old.begin(FIRST, force=True)
@@ -127,7 +131,7 @@ def test_a_batch_that_is_run_again_in_another_stream_of_the_ledger_changes_nothi
     assert times == {"other": FIRST - INTERVAL_MS, "shop": FIRST}
 
 
-def test_a_batch_of_before_the_stream_began_is_late_only_since_it_was_allocated(shop: Shop) -> None:
+def test_a_batch_from_before_the_stream_is_late_from_allocation(shop: Shop) -> None:
     shop.begin(T - WEEK_MS)
     summary = shop.summary()
     assert (summary.state, summary.oldest_unfinished and summary.oldest_unfinished.age) == ("well", 0)
@@ -144,7 +148,8 @@ def test_errors_of_a_replay_do_not_count(old: Shop) -> None:
     assert old.summary().state == "well"
 
 
-def test_while_the_batch_dag_is_paused_records_wait_only_for_batches_that_never_completed(old: Shop) -> None:
+def test_a_paused_batch_dag_delays_only_never_completed_batches(old: Shop) -> None:
+    """Records wait only for batches that never completed."""
     paused = {"shop_batches": DagFacts("shop_batches", paused=True)}
 
     def reason() -> str:

@@ -32,7 +32,7 @@ def spoiled(folder: Path, sizes: Sequence[int]) -> tuple[FaultyFiles, LocalStora
     return files, storage, write(open_writer(storage), sizes)
 
 
-def test_an_unreadable_sector_is_an_error_of_the_disk_and_no_damage(tmp_path: Path) -> None:
+def test_an_unreadable_sector_is_a_disk_error_and_no_damage(tmp_path: Path) -> None:
     """What cannot be read may be there: nothing is cut, and nothing taken for lost where damage is an error."""
     files, storage, blocks = spoiled(tmp_path, [100, 100])
     for mode in (RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS, ABSOLUTE):
@@ -46,7 +46,8 @@ def test_an_unreadable_sector_is_an_error_of_the_disk_and_no_damage(tmp_path: Pa
 
 
 @pytest.mark.parametrize("times", [1, log_scanner.READ_TRIES])
-def test_an_error_that_passes_is_no_damage_where_damage_is_passed_over(tmp_path: Path, times: int) -> None:
+def test_an_error_that_passes_is_no_damage_when_skipping(tmp_path: Path, times: int) -> None:
+    """Damage is passed over in this mode."""
     files, storage, blocks = spoiled(tmp_path, [100, 100])
     for mode in PASSING:
         # The first looks of all; then that at the first sector, so often but once.
@@ -56,7 +57,8 @@ def test_an_error_that_passes_is_no_damage_where_damage_is_passed_over(tmp_path:
         assert (scan.damage, scan.torn_tails) == ([], [])
 
 
-def test_a_bad_sector_costs_the_blocks_that_stand_on_it_where_damage_is_passed_over(tmp_path: Path) -> None:
+def test_a_bad_sector_costs_only_the_blocks_on_it(tmp_path: Path) -> None:
+    """Damage is passed over in this mode."""
     files, storage, blocks = spoiled(tmp_path, [100, 20_000, 100, 20_000, 100])
     place = blocks[1].handle
     files.spoil("*.wal", place.offset + 9_000, place.offset + 9_001)
@@ -69,7 +71,8 @@ def test_a_bad_sector_costs_the_blocks_that_stand_on_it_where_damage_is_passed_o
     assert [damaged.offset for damaged in scan.damage] == [place.offset]
 
 
-def test_a_bad_first_sector_costs_a_segment_its_header_and_no_block_behind_it(tmp_path: Path) -> None:
+def test_a_bad_first_sector_costs_a_segment_only_its_header(tmp_path: Path) -> None:
+    """No block behind it is lost."""
     files, storage, blocks = spoiled(tmp_path, [10_000, 100])
     files.spoil("*.wal", 0, 1)
     scan = scan_log(storage, accepted=lambda _: blocks, mode=SKIP)

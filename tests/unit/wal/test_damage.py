@@ -91,7 +91,7 @@ def test_a_closed_segment_cut_between_two_frames_is_noticed(storage: FaultyStora
         list(scan_segment(storage, last.segment, newest=True, durable_length=last.offset + last.length))
 
 
-def test_a_newest_segment_cut_between_two_frames_is_noticed_with_the_ledger(
+def test_a_newest_segment_cut_between_frames_is_noticed(
     storage: FaultyStorage, blocks: Blocks, receiver: ReceiverId
 ) -> None:
     """Nothing in it is damaged, and no log knows how long its newest segment was: who took its blocks does."""
@@ -264,9 +264,7 @@ def test_a_segment_missing_between_others_is_noticed(storage: FaultyStorage, ope
     assert len(skipping.missing) == 2
 
 
-def test_a_segment_that_was_cut_after_another_was_opened_is_noticed(
-    storage: FaultyStorage, open_writer: OpenWriter
-) -> None:
+def test_a_segment_cut_after_another_was_opened_is_noticed(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     writer = open_writer(segment_bytes=1)
     handles = []
     for i in range(2):

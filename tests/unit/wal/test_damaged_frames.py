@@ -94,7 +94,7 @@ def test_a_frame_where_it_does_not_belong_is_damage(headers: list[AnyHeader], wr
     assert damage.value.offset == starts[wrong]
 
 
-def test_a_frame_of_an_unknown_kind_is_damage_and_not_passed_over() -> None:
+def test_a_frame_of_an_unknown_kind_is_damage_and_not_skipped() -> None:
     storage, starts = lay_out([opening(), block(0), block(1)])
     data = bytearray(storage.read(PATH))
     data[starts[1] + 5] = 9
@@ -103,7 +103,7 @@ def test_a_frame_of_an_unknown_kind_is_damage_and_not_passed_over() -> None:
         list(scan_segment(storage, PATH, newest=True))
 
 
-def test_a_block_with_other_records_than_its_header_says_is_damage() -> None:
+def test_a_block_with_other_records_than_its_header_is_damage() -> None:
     """Every checksum holds: it is the writer that has written fewer than it said."""
     ranges = make_block([b"x", b"y"])[1]
     storage, (_, start) = lay_out([opening(), replace(block(0), ranges=ranges, records=2)])
@@ -118,7 +118,8 @@ def test_a_block_with_other_records_than_its_header_says_is_damage() -> None:
 @pytest.mark.parametrize("length", [1, 20_000, 0xFFFFFFFF])
 @pytest.mark.parametrize("at", [24, 28])
 @pytest.mark.parametrize("place", ["middle", "end"])
-def test_a_bad_length_is_damage_in_the_middle_and_a_torn_tail_at_the_end(length: int, at: int, place: str) -> None:
+def test_a_bad_length_is_damage_in_the_middle_and_a_tail_at_end(length: int, at: int, place: str) -> None:
+    """At the end it is a torn tail."""
     storage = MemoryStorage()
     blocks = write(open_writer(storage), [100, 100, 100])
     bad = blocks[1 if place == "middle" else 2].handle
@@ -143,7 +144,7 @@ def test_a_bad_length_is_damage_in_the_middle_and_a_torn_tail_at_the_end(length:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_a_payload_that_does_not_match_its_checksum_is_never_decoded(codec: Codec) -> None:
+def test_a_payload_that_fails_its_checksum_is_never_decoded(codec: Codec) -> None:
     storage = MemoryStorage()
     first, second, _ = write(open_writer(storage, codec), [1000, 1000, 1000])
     end = second.handle.offset + second.handle.length
@@ -182,7 +183,7 @@ def test_damage_over_two_blocks_loses_both_and_joins_nothing() -> None:
     ]
 
 
-def test_a_segment_cut_short_says_what_is_lost_by_the_segment_that_follows() -> None:
+def test_a_segment_cut_short_says_what_is_lost_by_the_next_one() -> None:
     storage = MemoryStorage()
     positions: dict[TopicPartition, int] = {}
     clock = ManualClock(1_700_000_000_000)
@@ -201,7 +202,7 @@ def test_a_segment_cut_short_says_what_is_lost_by_the_segment_that_follows() -> 
     assert (damage.value.offset, damage.value.exact) == (first.offset, False)
 
 
-def test_offsets_that_were_inferred_as_lost_are_not_reported_twice() -> None:
+def test_offsets_inferred_as_lost_are_not_reported_twice() -> None:
     """Two blocks of one partition lose their headers, and one of another stands whole between them."""
     storage = MemoryStorage()
     writer = open_writer(storage)
@@ -235,7 +236,7 @@ def test_stale_bytes_behind_the_blocks_are_no_blocks() -> None:
     assert (scan.torn_tail.offset, scan.torn_tail.ranges) == (len(here), None)
 
 
-def test_a_first_write_that_lost_its_first_page_is_a_torn_tail_to_who_has_the_ledger() -> None:
+def test_a_first_write_without_its_first_page_is_a_torn_tail() -> None:
     """Header and first block of a segment are one write; a power cut may leave any page of it."""
     storage = MemoryStorage()
     (only,) = write(open_writer(storage), [5000])

@@ -94,9 +94,8 @@ WRITE_FAULTS: list[tuple[str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "how"), WRITE_FAULTS)
-def test_a_failed_write_or_sync_poisons_the_segment_and_the_next_one_goes_on(
-    log: Log, call: str, error: int, how: dict[str, Any]
-) -> None:
+def test_a_failed_write_or_sync_poisons_only_its_segment(log: Log, call: str, error: int, how: dict[str, Any]) -> None:
+    """The next segment goes on."""
     writer = log.open_writer()
     log.write(writer)
     poisoned = log.acknowledged[0][0].handle.segment
@@ -180,7 +179,7 @@ def test_a_disk_that_turns_read_only_is_reported_and_reads_go_on(log: Log) -> No
 
 
 @pytest.mark.parametrize("how", ["removed", "moved"])
-def test_a_directory_that_vanishes_fails_the_next_write_and_the_one_after_makes_it_again(log: Log, how: str) -> None:
+def test_a_directory_that_vanishes_fails_only_the_next_write(log: Log, how: str) -> None:
     """An open file takes writes and syncs without an error long after nobody can find it."""
     writer = log.open_writer()
     log.write(writer)
@@ -255,8 +254,9 @@ def test_whichever_call_fails_nothing_acknowledged_is_lost(tmp_path: Path, error
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_an_atomic_write_that_fails_anywhere_leaves_the_old_file_or_the_new(tmp_path: Path, exclusive: bool) -> None:
+def test_an_atomic_write_that_fails_leaves_the_old_or_new_file(tmp_path: Path, exclusive: bool) -> None:
     # A few more for each folder above the test's.
+    """It does so wherever the write fails."""
     for number in range(80):
         files = FaultyFiles()
         storage = LocalStorage(tmp_path / str(number), calls=files)
@@ -305,7 +305,7 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: i
 @pytest.mark.parametrize("what", ["segment", "file"])
 @pytest.mark.parametrize("folder", ["log", "storage"])
 @pytest.mark.parametrize("how", ["sync fails", "killed", "killed, then another process"])
-def test_a_folder_outlives_a_power_cut_whoever_made_it_and_did_not_sync_it(
+def test_a_folder_outlives_a_power_cut_whoever_made_it_unsynced(
     tmp_path: Path, seed: int, what: str, folder: str, how: str
 ) -> None:
     files = FaultyFiles()
@@ -339,7 +339,7 @@ def test_a_folder_outlives_a_power_cut_whoever_made_it_and_did_not_sync_it(
     assert (root / "log" / "kafka-0" / "a").read_bytes() == b"acknowledged"
 
 
-def test_folders_are_synced_once_however_many_segments_are_made_in_them(tmp_path: Path) -> None:
+def test_folders_are_synced_once_for_however_many_segments(tmp_path: Path) -> None:
     files = FaultyFiles()
     storage = LocalStorage(tmp_path, calls=files)
     for number in range(3):

@@ -81,7 +81,7 @@ def test_a_file_system_without_that_call_gets_fsync(macos: Calls, refusal: int) 
 
 
 @pytest.mark.parametrize("failure", [errno.EIO, errno.ENOSPC])
-def test_a_flush_that_failed_is_an_error_and_not_tried_by_another_call(macos: Calls, failure: int) -> None:
+def test_a_failed_flush_is_an_error_and_not_tried_again(macos: Calls, failure: int) -> None:
     """The pages may be gone: fsync would report success."""
     macos.refusal = failure
     for sync in (sync_file, sync_data):

@@ -139,7 +139,7 @@ def test_a_copy_of_another_block_is_not_taken_for_this_one(log: Log) -> None:
     assert copies.counts.invalid == 1
 
 
-def test_a_stream_that_was_removed_and_created_again_does_not_read_the_copies_of_the_first(log: Log) -> None:
+def test_a_stream_created_again_does_not_read_the_firsts_copies(log: Log) -> None:
     """The same URL, receiver, epoch, number and clock: only the random part of the segment's name differs."""
     old = log.add(b"old")
     log.delete_objects()
@@ -183,7 +183,8 @@ def test_the_number_of_copies_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(log.files) == 3
 
 
-def test_what_a_killed_writer_left_counts_for_the_bound_and_is_deleted_first(tmp_path: Path) -> None:
+def test_a_killed_writers_files_count_and_are_deleted_first(tmp_path: Path) -> None:
+    """They count for the bound."""
     log = Log(tmp_path, max_bytes=4 * 4096)
     log.add(b"first")
     killed = """
@@ -246,7 +247,8 @@ def test_a_full_disk_is_counted_logged_once_and_fails_nothing(
     assert log.copies.counts.written == 1
 
 
-def test_the_folder_is_private_and_a_folder_that_others_can_write_is_refused(log: Log) -> None:
+def test_a_folder_that_others_can_write_is_refused(log: Log) -> None:
+    """The folder itself is private."""
     log.add(b"a")
     for folder in (log.copies.folder, log.copies.folder.parent):
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -275,7 +277,8 @@ def test_another_users_folder_is_refused(log: Log, monkeypatch: pytest.MonkeyPat
     assert copies.counts.hits == 0
 
 
-def test_a_folder_that_a_cleaner_of_temporary_files_deleted_is_created_again(log: Log) -> None:
+def test_a_folder_that_a_cleaner_deleted_is_created_again(log: Log) -> None:
+    """The cleaner is one of temporary files."""
     log.add(b"a")
     for path in log.files:
         path.unlink()
@@ -301,7 +304,7 @@ def test_copies_are_in_the_temporary_folder_by_default(tmp_path: Path, monkeypat
     assert BlockCopies("s3://bucket/x/log", CopySettings(MIB)).folder.is_relative_to(tmp_path)
 
 
-def test_copies_are_kept_in_the_order_of_their_age_and_not_of_their_names(tmp_path: Path) -> None:
+def test_copies_are_kept_in_the_order_of_age_and_not_of_names(tmp_path: Path) -> None:
     log = Log(tmp_path, max_bytes=3 * 4096)
     handles = [log.add(b"%d" % number) for number in range(3)]
     now = time.time_ns()

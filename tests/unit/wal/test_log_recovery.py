@@ -186,7 +186,7 @@ def test_what_the_disk_does_not_read_again_and_again_is_damage(
     assert storage.read(segment) == before
 
 
-def test_an_error_of_the_storage_that_is_no_bad_sector_stops_the_writer(
+def test_a_storage_error_that_is_no_bad_sector_stops_the_writer(
     tmp_path: Path, receiver: ReceiverId, clock: ManualClock
 ) -> None:
     files = FaultyFiles()
@@ -282,9 +282,7 @@ def test_the_blocks_of_a_write_are_decided_by_the_next_write(open_writer: OpenWr
     assert [frame.accepted for frame in scan_log(storage).settled()] == [True] * 3 + [False] * 3 + [True] * 3
 
 
-def test_old_frames_with_the_same_last_accepted_one_are_each_a_write(
-    open_writer: OpenWriter, storage: FaultyStorage
-) -> None:
+def test_old_frames_with_one_last_accepted_are_each_a_write(open_writer: OpenWriter, storage: FaultyStorage) -> None:
     """As where the ledger refused them one after the other."""
     writer = open_writer(1)
     for at in range(3):

@@ -73,7 +73,7 @@ def test_other_bytes_are_an_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("claimed", [1 << 62, 1 << 40, 1 << 33, -5, 200_000, 0])
-def test_a_payload_that_claims_another_length_unpacked_is_an_error(claimed: int) -> None:
+def test_a_payload_that_claims_another_length_is_an_error(claimed: int) -> None:
     """Made so on purpose: the frame's checksum would hold."""
     size = 100_000
     data = bytearray(encode(make_block([b"x" * size])[0]).to_pybytes())
@@ -93,9 +93,8 @@ def test_a_cut_stream_is_an_error() -> None:
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 @pytest.mark.parametrize("as_dictionary", [False, True])
-def test_a_payload_that_decompresses_to_more_than_its_records_is_refused_before(
-    codec: Codec, as_dictionary: bool
-) -> None:
+def test_a_payload_that_decompresses_to_more_is_refused_first(codec: Codec, as_dictionary: bool) -> None:
+    """It would be more than its records, and is refused before it is decompressed."""
     batch, _ = make_block([b"\x00" * (64 << 20)])
     if as_dictionary:
         batch = batch.set_column(2, "topic", batch.column("topic").dictionary_encode())
@@ -108,7 +107,8 @@ def test_a_payload_that_decompresses_to_more_than_its_records_is_refused_before(
     assert decode(bomb, batch.nbytes).num_rows == 1
 
 
-def test_a_topic_in_a_dictionary_that_each_record_would_repeat_is_short() -> None:
+def test_a_topic_in_a_dictionary_is_short() -> None:
+    """Each record would repeat the topic."""
     batch, _ = make_block([b"a", b"b"])
     topics = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array(["t" * 10_000]))
     with pytest.raises(PayloadError, match="a topic of more than 1,000 characters"):

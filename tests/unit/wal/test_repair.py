@@ -68,7 +68,8 @@ def test_a_cut_is_recorded_until_it_is_reported(storage: FaultyStorage, open_wri
 
 
 @pytest.mark.parametrize("call", range(60))
-def test_wherever_a_repair_is_interrupted_the_cut_is_reported_once_by_the_next(tmp_path: Path, call: int) -> None:
+def test_an_interrupted_repairs_cut_is_reported_once_by_the_next(tmp_path: Path, call: int) -> None:
+    """It is so wherever the repair is interrupted."""
     files = FaultyFiles()
     storage = LocalStorage(tmp_path, calls=files)
     segment = "kafka-0/0000000001-000000-1700000000000.wal"
@@ -155,9 +156,7 @@ def test_what_a_writer_has_open_is_not_cut(storage: FaultyStorage) -> None:
     assert repair(storage, segment) is not None
 
 
-def test_a_writer_keeps_no_segment_from_being_cut_but_the_one_that_it_writes(
-    storage: FaultyStorage, open_writer: OpenWriter
-) -> None:
+def test_a_writer_keeps_only_its_own_segment_from_being_cut(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     writer = open_writer(segment_bytes=1)
     left, written = write(writer, 0), write(writer, 1)
     storage.truncate(left, 100)

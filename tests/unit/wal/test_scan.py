@@ -76,7 +76,7 @@ def test_frames_that_end_where_a_window_does(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("shown", ["nothing", "half a prefix", "a prefix", "a header", "all but a byte"])
-def test_a_segment_that_is_being_written_is_read_as_far_as_it_goes(shown: str) -> None:
+def test_a_segment_being_written_is_read_as_far_as_it_goes(shown: str) -> None:
     """What is not whole yet is a tail for now; read again it is there."""
     storage = MemoryStorage()
     first, second = write(open_writer(storage), [500, 500])
@@ -102,7 +102,7 @@ def test_a_segment_that_is_being_written_is_read_as_far_as_it_goes(shown: str) -
     assert scan.torn_tail is None
 
 
-def test_a_reader_beside_the_writer_sees_each_block_once_it_is_written(storage: FaultyStorage) -> None:
+def test_a_reader_beside_the_writer_sees_each_written_block_once(storage: FaultyStorage) -> None:
     writer = open_writer(storage)
     for at in range(5):
         batch, ranges = make_block([b"x"], from_offset=at)

@@ -57,7 +57,8 @@ def test_what_is_no_segment_is_passed_by(path: str) -> None:
     assert segments_in([path]) == []
 
 
-def test_names_sort_in_the_order_of_writing_also_when_numbers_outgrow_their_digits() -> None:
+def test_names_sort_in_order_of_writing_with_more_digits_too() -> None:
+    """The numbers outgrow their digits."""
     names = [
         SegmentName("kafka", index, epoch, number, 1_700_000_000_000)
         for index in (0, 1, 10)
@@ -69,7 +70,7 @@ def test_names_sort_in_the_order_of_writing_also_when_numbers_outgrow_their_digi
     assert segments_in(shuffled) == names
 
 
-def test_a_segment_is_named_by_its_writer_its_place_and_the_time_it_was_opened(
+def test_a_segment_is_named_by_writer_place_and_opening_time(
     storage: FaultyStorage, open_writer: Callable[..., WriteAheadLogWriter], clock: ManualClock
 ) -> None:
     writer = open_writer(7, segment_bytes=1)

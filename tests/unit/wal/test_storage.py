@@ -102,7 +102,7 @@ def test_what_is_missing_is_named(storage: LogStorage) -> None:
             act("no/such")
 
 
-def test_two_cleanups_that_delete_the_same_object_at_once_do_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_cleanups_that_delete_one_object_at_once_do_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = open_storage(f"memory://bucket/{secrets.token_hex(8)}")
     storage.write_atomically("a/b", b"one")
     looked = FsspecClient.size
@@ -124,7 +124,7 @@ def test_delete_says_whether_there_was_one(storage: LogStorage) -> None:
     storage.write_atomically("a/b", b"2", exclusive=True)
 
 
-def test_what_a_killed_atomic_write_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+def test_a_killed_atomic_writes_file_is_removed_when_it_is_old(tmp_path: Path) -> None:
     files = FaultyFiles()
     storage = LocalStorage(tmp_path, calls=files)
     for call in ("replace", "unlink"):
@@ -367,7 +367,8 @@ def test_a_call_of_an_object_store_has_an_end(
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_a_write_to_an_object_store_that_hangs_fails_at_its_timeout(exclusive: bool) -> None:
+def test_a_write_to_an_object_store_fails_at_its_timeout(exclusive: bool) -> None:
+    """The write hangs."""
     storage = ObjectStorage(FsspecClient(HangingStore(), write_timeout_s=0.2), "bucket", "s3://bucket")
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"no answer in 0\.\d s; the object may be stored") as raised:
@@ -387,7 +388,8 @@ def test_a_block_whose_write_hangs_is_written_to_another_segment(receiver: Recei
     assert len(set(store.stored)) == 2
 
 
-def test_an_object_of_the_same_bytes_is_the_one_whose_answer_was_lost() -> None:
+def test_an_object_of_equal_bytes_is_the_one_without_an_answer() -> None:
+    """The answer to its write was lost."""
     storage = open_storage(f"memory://bucket/{secrets.token_hex(8)}")
     storage.write_atomically("a", b"1", exclusive=True)
     storage.write_atomically("a", b"1", exclusive=True)

@@ -119,7 +119,8 @@ def test_blocks_are_read_in_any_order(log: Log) -> None:
     assert [block.handle for block in read_blocks(log.storage, asked)] == sorted(asked)
 
 
-def test_a_segment_is_closed_after_each_write_where_that_is_asked_for_or_nothing_can_be_appended(log: Log) -> None:
+def test_a_segment_is_closed_after_each_write_on_demand(log: Log) -> None:
+    """It is closed so, too, where nothing can be appended."""
     written = write(log.open_writer(), 3)
     closes = not log.storage.appends or log._options.get("close_after_write")
     assert len({handle.segment for handle, _ in written}) == (3 if closes else 1)
@@ -129,14 +130,16 @@ def test_a_segment_is_closed_after_each_write_where_that_is_asked_for_or_nothing
     assert len(scan.open) == (0 if closes else 1)
 
 
-def test_by_default_files_are_appended_to_and_objects_are_written_whole(tmp_path: Path) -> None:
+def test_files_are_appended_to_and_objects_written_whole(tmp_path: Path) -> None:
+    """That is the default."""
     for url, segments in ((str(tmp_path / "log"), 1), (f"memory://bucket/{secrets.token_hex(8)}", 3)):
         storage = open_storage(url)
         write(WriteAheadLogWriter(storage, "", RECEIVER, 1), 3)
         assert len(storage.paths()) == segments
 
 
-def test_an_older_segment_may_be_deleted_while_the_log_is_written_and_read(log: Log) -> None:
+def test_an_older_segment_may_be_deleted_beside_the_log(log: Log) -> None:
+    """The log is written and read meanwhile."""
     writer = log.open_writer(segment_bytes=1)
     written = write(writer, 5)
     for handle, _ in written[:3]:
@@ -158,7 +161,7 @@ def test_verdicts_of_what_is_left_hold_after_cleanup(log: Log) -> None:
     assert [s.accepted for s in scan_log(log.storage).settled()] == [True, None]
 
 
-def test_a_file_that_cleanup_takes_while_the_log_is_read_is_no_damage(log: Log) -> None:
+def test_a_file_taken_by_cleanup_in_the_reading_is_no_damage(log: Log) -> None:
     written = write(log.open_writer(segment_bytes=1), 4)
     scan = iter(scan_log(log.storage))
     first = next(scan)
@@ -174,7 +177,7 @@ def test_a_file_that_cleanup_takes_while_the_log_is_read_is_no_damage(log: Log) 
         list(scan)
 
 
-def test_a_file_that_cleanup_takes_once_it_is_listed_is_no_damage(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_taken_by_cleanup_once_listed_is_no_damage(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     written = write(log.open_writer(segment_bytes=1), 3)
     plain = type(log.storage).paths
 
@@ -189,9 +192,7 @@ def test_a_file_that_cleanup_takes_once_it_is_listed_is_no_damage(log: Log, monk
     assert scan.damage == []
 
 
-def test_a_scan_opens_one_segment_at_a_time_and_none_before_it_is_asked(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_opens_one_segment_at_a_time_and_none_unasked(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     write(log.open_writer(segment_bytes=1), 5)
     opened: list[str] = []
     plain = type(log.storage).open
@@ -224,7 +225,7 @@ def test_a_log_of_two_receivers_is_read_by_receiver(log: Log) -> None:
     assert [f.header.receiver.index for f in only] == [1, 1, 1]
 
 
-def test_a_failed_write_fails_the_receiver_that_made_it_and_no_other(log: Log) -> None:
+def test_a_failed_write_fails_its_own_receiver_and_no_other(log: Log) -> None:
     """The receivers of a host share no sync and no queue."""
     one, other = (
         WriteAheadLogWriter(log.storage, "", ReceiverId("flights", "kafka", index), 1, clock=log.clock)
@@ -249,7 +250,7 @@ def test_files_of_others_in_the_logs_folder_are_passed_by(log: Log) -> None:
     assert [f.handle for f in scan_log(log.storage)] == [handle for handle, _ in written]
 
 
-def test_what_a_failed_write_left_is_not_read_and_what_follows_is(log: Log) -> None:
+def test_what_a_failed_write_left_is_skipped_and_the_rest_read(log: Log) -> None:
     """All of it is there, as when only the answer was lost."""
     writer = log.open_writer()
     written = write(writer, 1)
@@ -278,7 +279,8 @@ def losing_its_answer(plain: Callable[..., None]) -> Callable[..., None]:
     return fail
 
 
-def test_a_crash_before_the_first_byte_leaves_an_empty_file_that_is_passed_by(log: Log) -> None:
+def test_an_empty_file_of_an_early_crash_is_passed_by(log: Log) -> None:
+    """The crash came before the first byte."""
     written = write(log.open_writer(1), 2)
     empty = SegmentName("kafka", 0, 2, 0, 1_700_000_000_005).path
     log.storage.write_atomically(empty, b"")

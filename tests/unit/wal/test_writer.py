@@ -285,9 +285,10 @@ def test_a_graceful_end_leaves_nothing_undecided(storage: FaultyStorage, open_wr
     assert [s.accepted for s in scan_log(storage).settled()] == [True, True]
 
 
-def test_closing_without_the_verdict_leaves_the_last_block_undecided(
+def test_closing_without_the_verdict_leaves_the_block_undecided(
     storage: FaultyStorage, open_writer: OpenWriter
 ) -> None:
+    """The block is the last one."""
     writer = open_writer(1)
     write(writer, 0)
     write(writer, 1, accepted=0)

@@ -118,7 +118,7 @@ def make_scaled(
     return make
 
 
-def test_executors_are_released_and_requested_by_how_long_batches_take(make_scaled: Callable[[str], Scaled]) -> None:
+def test_executors_are_released_and_requested_by_batch_duration(make_scaled: Callable[[str], Scaled]) -> None:
     scaled = make_scaled("false")
     application = scaled.application
     assert "ecommission" not in scaled.log

@@ -73,7 +73,7 @@ def test_where_a_job_runs_is_known_while_it_does(spark: SparkSession, tmp_path: 
     assert executor_of_group(context, group) is None
 
 
-def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_executor(
+def test_receivers_are_spread_and_outlive_a_task_and_an_executor(
     kafka: str, cluster: SparkCluster, receiver_application: Callable[..., Any], tmp_path: Path
 ) -> None:
     topics = [f"placed-{uuid.uuid4().hex}" for _ in range(2)]

@@ -51,9 +51,10 @@ class Load:
         return self.produced
 
 
-def test_nothing_is_lost_or_doubled_and_the_load_is_balanced_again(
+def test_killed_executors_lose_nothing_and_receivers_rebalance(
     kafka: str, cluster: SparkCluster, receiver_application: Callable[..., Any], tmp_path: Path
 ) -> None:
+    """Nor is a record doubled; each receiver has as many partitions as before."""
     topic = f"load-{uuid.uuid4().hex}"
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()

@@ -52,7 +52,7 @@ def servers(kafka: str, elasticsearch: str) -> tuple[str, str]:
     return kafka, elasticsearch
 
 
-def test_the_package_and_the_users_code_reach_executors_that_have_neither(
+def test_bare_executors_get_the_package_and_the_users_code(
     servers: tuple[str, str],
     cluster: SparkCluster,
     bare_python: str,

@@ -69,7 +69,7 @@ def test_a_batch_is_seen_as_a_whole_and_once(
     assert len(read(kafka, topic)) == 3
 
 
-def test_after_a_crash_between_the_commit_and_its_record_kafka_itself_knows(
+def test_kafka_knows_the_commit_whose_record_a_crash_prevented(
     kafka: str, kafka_admin: AdminClient, topic: str, transaction: BatchTransaction
 ) -> None:
     assert killed(transaction, "SentRecords.write = lambda *_: os.kill(os.getpid(), 9)") == -signal.SIGKILL
@@ -91,7 +91,7 @@ def renamed(transaction: BatchTransaction) -> BatchTransaction:
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["recorded", "died before its record"])
-def test_an_output_with_a_new_id_finds_that_the_former_one_has_sent_the_batch(
+def test_an_output_with_a_new_id_finds_the_batch_sent_before(
     kafka: str,
     kafka_admin: AdminClient,
     topic: str,
@@ -112,7 +112,7 @@ def test_an_output_with_a_new_id_finds_that_the_former_one_has_sent_the_batch(
     assert renamed.send(iter([END])) == (sent, True)
 
 
-def test_a_former_output_that_still_sends_cannot_commit_after_the_new_one_began(
+def test_a_former_output_cannot_commit_after_the_new_one_began(
     kafka: str, topic: str, transaction: BatchTransaction, renamed: BatchTransaction
 ) -> None:
     def overtaken() -> Iterator[pa.RecordBatch]:
@@ -126,9 +126,7 @@ def test_a_former_output_that_still_sends_cannot_commit_after_the_new_one_began(
     assert values(kafka, topic) == [b"living"]
 
 
-def test_an_attempt_killed_in_the_middle_is_aborted_by_the_next_at_once(
-    kafka: str, topic: str, transaction: BatchTransaction
-) -> None:
+def test_a_killed_attempt_is_aborted_by_the_next_at_once(kafka: str, topic: str, transaction: BatchTransaction) -> None:
     kill = "middle = lambda: os.kill(os.getpid(), 9) if sending._producer.flush(20) == 0 else None"
     assert killed(transaction, kill) == -signal.SIGKILL
     started = time.monotonic()
@@ -173,7 +171,7 @@ def killed(transaction: BatchTransaction, where: str) -> int:
     return subprocess.run([sys.executable, "-c", KILLED % where, *arguments], check=False, timeout=60).returncode
 
 
-def test_a_replaced_attempt_cannot_commit_after_a_later_one_began(
+def test_an_attempt_cannot_commit_after_a_later_one_began(
     kafka: str, topic: str, transaction: BatchTransaction
 ) -> None:
     def overtaken() -> Iterator[pa.RecordBatch]:
@@ -187,17 +185,17 @@ def test_a_replaced_attempt_cannot_commit_after_a_later_one_began(
     assert values(kafka, topic) == [b"living"]
 
 
-def test_a_replaced_attempt_that_begins_late_finds_the_batch_sent(
-    kafka: str, topic: str, transaction: BatchTransaction
-) -> None:
+def test_a_late_replaced_attempt_finds_the_batch_sent(kafka: str, topic: str, transaction: BatchTransaction) -> None:
     replace(transaction, attempt=2).send(iter([rows(b"living"), END]))
     assert transaction.send(iter([rows(b"zombie"), END]))[1]
     assert values(kafka, topic) == [b"living"]
 
 
-def test_a_replaced_attempt_that_checked_before_the_batch_was_sent_does_not_send_it_again(
+def test_a_replaced_attempt_that_checked_too_early_sends_nothing(
     kafka: str, topic: str, transaction: BatchTransaction
 ) -> None:
+    """It looked before the later attempt had sent the batch."""
+
     class Overtaken(SentRecords):
         looks = 0
 
@@ -213,7 +211,7 @@ def test_a_replaced_attempt_that_checked_before_the_batch_was_sent_does_not_send
     assert values(kafka, topic) == [b"living"]
 
 
-def test_rows_that_fail_leave_no_messages_and_do_not_block_consumers(
+def test_failing_rows_leave_no_messages_and_block_no_consumers(
     kafka: str, topic: str, transaction: BatchTransaction
 ) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
@@ -234,7 +232,7 @@ def test_rows_without_the_end_marker_are_not_committed(kafka: str, topic: str, t
     assert values(kafka, topic) == []
 
 
-def test_a_batch_that_takes_longer_than_its_transaction_is_an_error_with_a_remedy(
+def test_a_batch_that_outlasts_its_transaction_names_the_remedy(
     kafka: str, topic: str, transaction: BatchTransaction
 ) -> None:
     short = replace(transaction, timeout_seconds=1)
@@ -265,7 +263,7 @@ def test_a_message_for_a_missing_partition_is_an_error(topic: str, transaction: 
         transaction.send(iter([rows(b"a", partition=pa.array([7], pa.int32())), END]))
 
 
-def test_a_missing_topic_and_a_too_long_transaction_timeout_are_errors(transaction: BatchTransaction) -> None:
+def test_a_missing_topic_and_too_long_a_timeout_are_errors(transaction: BatchTransaction) -> None:
     with pytest.raises(TopicMissingError, match="There is no topic 'nowhere'"):
         replace(transaction, topic="nowhere").send(iter([rows(b"a"), END]))
     with pytest.raises(KafkaRefusedError, match=r"transaction.max.timeout.ms"):

@@ -91,7 +91,7 @@ def murmur2(data: bytes) -> int:
     return (h ^ (h >> 15)) & 0x7FFFFFFF
 
 
-def test_a_repeat_counts_and_sends_nothing_also_with_another_transform(
+def test_a_repeat_by_another_transform_counts_and_sends_nothing(
     spark: SparkSession, kafka: str, topic: str, write: Write
 ) -> None:
     frame = spark.range(0, 30_000, 1, 4).selectExpr("CAST(id AS STRING) AS key", "struct(id AS n) AS value")
@@ -178,7 +178,7 @@ def test_rows_that_are_not_messages_are_refused(spark: SparkSession, select: str
         prepare_messages(spark.sql(f"SELECT {select}"), "kafka")
 
 
-def test_of_a_records_row_its_own_columns_are_left_out_and_others_are_refused(spark: SparkSession) -> None:
+def test_a_records_own_columns_are_left_out_and_others_refused(spark: SparkSession) -> None:
     records = spark.createDataFrame([], RECORD_SCHEMA)
     assert prepare_messages(records, "kafka").columns == ["value", "key", "headers"]
     chosen = records.withColumn("partition", F.lit(3))

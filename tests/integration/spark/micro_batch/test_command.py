@@ -48,7 +48,7 @@ def test_the_command_runs_only_the_given_outputs(
     assert "no output 'third'" in capsys.readouterr().err
 
 
-def test_the_command_refuses_parameters_before_it_takes_the_batch(
+def test_the_command_refuses_parameters_before_taking_the_batch(
     command: Callable[..., int], make_batch_ledger: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch = make_batch_ledger(parameters={"threshold": 3})
@@ -62,7 +62,7 @@ def test_the_command_refuses_parameters_before_it_takes_the_batch(
     assert attempt.attributes["parameters"] == {"threshold": 1}
 
 
-def test_an_attempt_that_the_caller_began_has_the_parameters_of_its_row(
+def test_an_attempt_begun_by_the_caller_has_its_rows_parameters(
     command: Callable[..., int], make_batch_ledger: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = make_batch_ledger(parameters={"threshold": 3, "limit": 1})

@@ -36,7 +36,7 @@ def documents(url: str, index: str) -> dict[str, Any]:
         return {hit["_id"]: hit["_source"] for hit in json.load(answer)["hits"]["hits"]}
 
 
-def test_documents_reach_elasticsearch_and_what_does_not_decode_its_dead_letters(
+def test_decoded_records_are_indexed_and_others_dead_letters(
     spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
 ) -> None:
     index = f"clicks-{uuid.uuid4().hex}"
@@ -62,7 +62,7 @@ def test_documents_reach_elasticsearch_and_what_does_not_decode_its_dead_letters
     assert not list((Path(batch.stream.folder_url) / "reports").glob("*")), "reports are read and gone"
 
 
-def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows_are_indexed(
+def test_excess_dead_letters_fail_a_batch_and_stay_until_indexed(
     spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
 ) -> None:
     """Twelve that the mapping refuses and six that do not decode: the limit is over both, and over all tasks."""
@@ -101,7 +101,7 @@ def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows
     assert len(left) == 6
 
 
-def test_an_alias_that_is_gone_between_two_batches_is_reported_and_no_index_is_made(
+def test_an_alias_lost_between_batches_is_an_error_and_no_index(
     spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
 ) -> None:
     alias = f"clicks-{uuid.uuid4().hex}"
@@ -134,7 +134,7 @@ def make_index(elasticsearch: str, index: str, id_type: str) -> None:
     ask(elasticsearch, "PUT", index, {"mappings": {"properties": {"id": {"type": id_type}}}})
 
 
-def test_versions_that_the_stream_has_not_received_are_an_event_where_kafka_cannot_be_asked(
+def test_versions_not_received_are_an_event_without_kafka(
     spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
 ) -> None:
     """There is no Kafka at the input's address."""

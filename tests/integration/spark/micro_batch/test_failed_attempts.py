@@ -25,9 +25,7 @@ from headrace.stream import (
 from headrace.views.batches import last_error
 
 
-def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
-    make_batch_ledger: Make, make_records: Records
-) -> None:
+def test_work_ended_by_a_later_attempt_is_fenced_and_not_failed(make_batch_ledger: Make, make_records: Records) -> None:
     batch = make_batch_ledger(outputs=ConsoleOutput())
     batch.add(make_records([b"1"]))
     time_ms = batch.allocate()
@@ -43,7 +41,7 @@ def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
     assert states == [AttemptState.FENCED, AttemptState.RUNNING]
 
 
-def test_an_unavailable_elasticsearch_is_reported_long_before_the_batch_fails(
+def test_elasticsearch_away_is_reported_long_before_the_failure(
     spark: SparkSession, make_batch_ledger: Make, make_records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the process that asks, which hears it from Spark's workers."""
@@ -81,7 +79,7 @@ def test_a_failing_transform_fails_the_batch_with_its_reason(
     assert re.fullmatch(r"ValueError: this value is wrong \(.*/transforms_\w+\.py, line \d+\)", row.error or "")
 
 
-def test_a_fenced_attempt_cancels_its_own_spark_jobs_and_no_others(
+def test_a_fenced_attempt_cancels_only_its_own_spark_jobs(
     spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
 ) -> None:
     batch = make_batch_ledger(**transforms("slow"))
@@ -128,9 +126,7 @@ def _sleep(seconds: int) -> int:
     return seconds
 
 
-def test_a_manifest_that_is_not_the_allocated_one_fails_the_attempt(
-    make_batch_ledger: Make, make_records: Records
-) -> None:
+def test_a_manifest_other_than_the_allocated_fails_the_attempt(make_batch_ledger: Make, make_records: Records) -> None:
     batch = make_batch_ledger()
     batch.add(make_records([b"x"]))
     time_ms = batch.allocate()

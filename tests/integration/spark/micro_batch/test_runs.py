@@ -95,7 +95,7 @@ def test_an_empty_batch_prints_its_header_without_spark(make_batch_ledger: Make)
     assert batch.ledger.batches.get("clicks", 10_000).state is BatchState.COMPLETED
 
 
-def test_an_empty_batch_runs_if_a_transform_can_make_rows_without_records(
+def test_an_empty_batch_runs_if_its_transform_can_make_rows(
     spark: SparkSession, make_batch_ledger: Make, transforms: Any
 ) -> None:
     _, printed = run(spark, make_batch_ledger(**transforms("count")))

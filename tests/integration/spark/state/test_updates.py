@@ -132,7 +132,7 @@ def test_map_with_state_state_timing_out(make: Make) -> None:
     assert stateful.changes(2) == {"a": (1, True)}
 
 
-def test_a_row_that_times_out_can_still_be_changed_and_is_reported_as_removed(make: Make) -> None:
+def test_a_timed_out_row_can_be_changed_or_is_reported_removed(make: Make) -> None:
     stateful = make(sessions, returns="changes", timeout="10 s")
     stateful.run(0, ["a", "b"])
     counts = stateful.run(1, ["a"])
@@ -149,7 +149,7 @@ def test_rows_of_a_whole_table_that_stay_the_same_time_out(make: Make) -> None:
     assert stateful.state(2) == {"a": 2}
 
 
-def test_a_snapshot_does_not_reset_the_time_since_a_rows_last_change(make: Make) -> None:
+def test_a_snapshot_keeps_the_time_since_a_rows_last_change(make: Make) -> None:
     stateful = make(changed_counts, returns="changes", timeout="40 s", snapshot_every=1)
     snapshots, timed_out = [], []
     for batch, words in enumerate([["a", "b"], ["b"], ["b"], ["b"], ["b"]]):

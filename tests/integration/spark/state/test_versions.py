@@ -57,7 +57,7 @@ def widened(words: DataFrame, state: DataFrame) -> DataFrame:
     return grouped.agg(F.sum("count").alias("count"), F.max("seen").alias("seen"))
 
 
-def test_a_batch_run_again_starts_from_the_state_before_it_and_leaves_later_ones(make: Make) -> None:
+def test_a_repeat_takes_the_state_before_it_and_keeps_later_ones(make: Make) -> None:
     stateful = make(running_count)
     for batch, words in enumerate([["a"], ["b"], ["c"]]):
         stateful.run(batch, words)
@@ -107,7 +107,7 @@ def test_a_state_may_be_remembered_for_longer_than_the_log(make: Make) -> None:
         (no_frame, ["a"], "no_frame returned a list, not a DataFrame"),
     ],
 )
-def test_an_update_that_returns_wrong_rows_is_refused_and_the_state_is_unchanged(
+def test_an_updates_wrong_rows_are_refused_and_change_no_state(
     make: Make, update: Any, words: Words, message: str
 ) -> None:
     stateful = make(running_count)

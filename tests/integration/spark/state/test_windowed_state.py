@@ -51,7 +51,7 @@ def both_inputs(clicks: DataFrame, views: DataFrame, leaving: dict[str, DataFram
         ),
     ],
 )
-def test_reduce_by_key_and_window_with_inverse_function_and_filter_function(
+def test_reduce_by_key_and_window_with_inverse_and_filter(
     make: Make, case: str, inputs: list[Words], expected: list[dict[str, int]]
 ) -> None:
     """Windows of two batches; a key whose count is 0 is filtered out."""
@@ -65,7 +65,7 @@ def test_reduce_by_key_and_window_with_inverse_function_and_filter_function(
     assert [stateful.state(batch) for batch in range(len(inputs))] == expected, case
 
 
-def test_recovery_with_invertible_reduce_by_key_and_window_operation(make: Make) -> None:
+def test_recovery_with_invertible_reduce_by_key_and_window(make: Make) -> None:
     stateful = make(windowed_count, window="20 s")
     stateful.run(0, ["a"])
     stateful.run(1, ["a", "b"])
@@ -76,7 +76,7 @@ def test_recovery_with_invertible_reduce_by_key_and_window_operation(make: Make)
     assert stateful.state(2) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_a_coalesced_batch_evicts_the_records_of_all_batch_times_since_the_last_state(make: Make) -> None:
+def test_a_coalesced_batch_evicts_all_times_since_the_last_state(make: Make) -> None:
     stateful = make(windowed_count, window="20 s")
     for batch in (0, 1):
         stateful.run(batch, ["a"])

@@ -49,9 +49,7 @@ class Waits:
         self.meanwhile()
 
 
-def test_a_lost_ledger_is_rebuilt_once_its_processes_must_have_ended(
-    automatic: Callable[..., Life], new_url: str
-) -> None:
+def test_a_ledger_is_rebuilt_once_its_processes_must_have_ended(automatic: Callable[..., Life], new_url: str) -> None:
     life = automatic(7)
     wait, told = Waits(life), []
     with Ledger.open(new_url, clock=life.clock) as ledger:
@@ -135,7 +133,7 @@ def test_a_folder_whose_job_receives_nothing_is_left_alone(automatic: Callable[.
         assert ledger.streams.all() == []
 
 
-def test_the_lease_in_the_sign_of_a_job_counts_without_a_checkpoint(live: Callable[..., Life], new_url: str) -> None:
+def test_the_lease_in_a_jobs_sign_counts_without_a_checkpoint(live: Callable[..., Life], new_url: str) -> None:
     life = live(4, steps=0, recover="automatic")
     for _ in range(20):
         life.store()
@@ -148,7 +146,7 @@ def test_the_lease_in_the_sign_of_a_job_counts_without_a_checkpoint(live: Callab
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"written_ms": 1}', b'{"written_ms": "soon", "lease_ms": 1}'])
-def test_a_damaged_sign_of_a_job_is_reported_and_does_not_prevent_the_recovery(
+def test_a_damaged_sign_of_a_job_does_not_prevent_the_recovery(
     automatic: Callable[..., Life], new_url: str, content: bytes
 ) -> None:
     life = automatic(6)
@@ -159,7 +157,7 @@ def test_a_damaged_sign_of_a_job_is_reported_and_does_not_prevent_the_recovery(
     assert any("unknown when the receiver job last ran" in notice for notice in done.notices), done.notices
 
 
-def test_a_process_that_writes_while_the_folder_is_read_is_noticed(
+def test_a_process_that_writes_during_the_reading_is_noticed(
     automatic: Callable[..., Life], new_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reading takes longer than the lease, and the process began a new segment after the files were listed."""
@@ -229,7 +227,7 @@ def test_an_input_that_was_removed_long_ago_prevents_no_recovery(
 
 
 @pytest.mark.parametrize("state", [PartitionState.ENDED, PartitionState.ACTIVE])
-def test_segments_of_an_input_that_was_removed_prevent_no_recovery(
+def test_segments_of_a_removed_input_prevent_no_recovery(
     live: Callable[..., Life], new_url: str, state: PartitionState
 ) -> None:
     life = live(8, steps=0, recover="automatic")

@@ -91,7 +91,7 @@ def definitions(ledger: Ledger) -> list[str]:
 
 
 @pytest.mark.parametrize("change", FORGERIES)
-def test_no_copy_of_a_definition_brings_code_that_nobody_accepted(
+def test_no_copy_of_a_definition_brings_code_nobody_accepted(
     stream: Stream, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     forge(stream, change)
@@ -116,7 +116,7 @@ def test_no_copy_of_a_definition_brings_code_that_nobody_accepted(
             assert any("evil:" in notice for notice in report.notices)
 
 
-def test_code_of_earlier_definitions_is_kept_if_a_person_accepts_it(stream: Stream, tmp_path: Path) -> None:
+def test_code_of_earlier_definitions_is_kept_if_a_person_accepts(stream: Stream, tmp_path: Path) -> None:
     forge(stream, forge_older_revision)
     with Ledger.open(f"sqlite:///{tmp_path}/new.db") as ledger:
         recover(

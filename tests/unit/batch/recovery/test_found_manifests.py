@@ -30,7 +30,7 @@ def read(folder: LogStorage, *segments: str) -> FoundManifests:
     return read_manifests(folder, segments, is_removed=lambda time_ms: time_ms < 10_000, progress=lambda _: None)
 
 
-def test_a_manifest_keeps_its_ranges_and_the_blocks_that_are_in_the_log(tmp_path: Path) -> None:
+def test_a_manifest_keeps_its_ranges_and_the_blocks_in_the_log(tmp_path: Path) -> None:
     folder = open_storage(str(tmp_path))
     write(folder, 0, block(OLD, 0, (0, 0, 5)))
     blocks = [
@@ -60,7 +60,7 @@ def test_spans_of_all_manifests_are_joined(tmp_path: Path) -> None:
     assert listed_spans(read(folder).by_time) == {("kafka", PARTITIONS[0]): [(0, 20), (30, 40)]}
 
 
-def test_a_manifest_takes_a_tenth_of_its_memory_once_its_segments_are_deleted(tmp_path: Path) -> None:
+def test_a_manifest_without_segments_takes_a_tenth_of_its_memory(tmp_path: Path) -> None:
     folder = open_storage(str(tmp_path))
     for time in range(1, 41):
         ranges = [(number, time * 50_000, time * 50_000) for number in range(4)]

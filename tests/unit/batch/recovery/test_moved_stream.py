@@ -38,9 +38,10 @@ def test_a_folder_that_a_link_replaces_is_whole_and_goes_on(
     assert len(life.ledger.batches.page(NAME, 1000)) > batches
 
 
-def test_a_ledger_that_is_rebuilt_from_a_moved_folder_names_it_for_all_batches(
+def test_a_ledger_rebuilt_from_a_moved_folder_names_the_folder(
     live: Callable[..., Life], new_url: str, tmp_path: Path
 ) -> None:
+    """The manifests of all batches are found below the new folder."""
     life = live(1)
     life.finish()
     life.checkpoint()

@@ -208,9 +208,10 @@ def test_a_result_of_another_ledger_is_not_overwritten(
     assert own.batches.get(NAME, time_ms).result == row.result
 
 
-def test_no_manifest_is_put_beside_that_of_a_batch_that_the_ledger_lost(
+def test_no_manifest_is_put_beside_that_of_a_lost_batch(
     live: Callable[..., Life], copy: Callable[[Life], Ledger]
 ) -> None:
+    """The batch has a manifest in the folder, but the ledger knows nothing of it."""
     life = live(35, 30)
     older = copy(life)
     time_ms = allocate_next(life)
@@ -222,9 +223,10 @@ def test_no_manifest_is_put_beside_that_of_a_batch_that_the_ledger_lost(
     assert files(life) == before
 
 
-def test_a_copy_restored_under_a_running_job_is_noticed_by_the_job_and_by_its_receivers(
+def test_a_copy_restored_under_a_job_is_noticed_by_its_processes(
     live: Callable[..., Life], copy: Callable[[Life], Ledger]
 ) -> None:
+    """The job itself notices it, and so does each of its receivers."""
     life = live(36, 30)
     older = copy(life)
     for _ in range(40):
@@ -256,9 +258,10 @@ def test_the_mark_outlives_the_pruning_of_events(live: Callable[..., Life]) -> N
     complete_next(life)
 
 
-def test_a_stream_of_an_earlier_version_gets_its_mark_after_a_look_at_the_files(
+def test_a_stream_of_an_earlier_version_is_marked_after_a_look(
     live: Callable[..., Life], copy: Callable[[Life], Ledger]
 ) -> None:
+    """The look is at the stream's files."""
     life = live(38, 30)
     complete_next(life)
     life.checkpoint()
@@ -281,9 +284,7 @@ def test_a_stream_of_an_earlier_version_gets_its_mark_after_a_look_at_the_files(
     assert mark.attempt == life.ledger.attempts.highest(NAME) > 7000
 
 
-def test_a_stream_without_any_data_may_begin_again_with_an_empty_ledger(
-    tmp_path: Path, lost_url: str, new_url: str
-) -> None:
+def test_a_stream_without_data_may_begin_with_an_empty_ledger(tmp_path: Path, lost_url: str, new_url: str) -> None:
     life = Life(tmp_path, lost_url, 1)
     life.context.storage.mark.leave()
     with Ledger.open(new_url, clock=life.clock) as ledger:
@@ -295,7 +296,7 @@ def test_a_stream_without_any_data_may_begin_again_with_an_empty_ledger(
 
 
 @pytest.mark.parametrize("losses", [1, 3])
-def test_a_rebuilt_ledger_numbers_attempts_above_all_and_in_the_hundreds(
+def test_a_rebuilt_ledger_numbers_attempts_above_all_in_hundreds(
     live: Callable[..., Life], tmp_path: Path, losses: int
 ) -> None:
     life = live(39, 60)
@@ -313,7 +314,8 @@ def test_a_rebuilt_ledger_numbers_attempts_above_all_and_in_the_hundreds(
         used = attempt.number
 
 
-def test_a_rebuilt_ledger_without_a_mark_is_above_what_nobody_knows(live: Callable[..., Life], new_url: str) -> None:
+def test_a_rebuilt_ledger_without_a_mark_is_above_the_unknown(live: Callable[..., Life], new_url: str) -> None:
+    """Its numbers are above those that only the lost ledger could have known."""
     life = live(40, 60)
     life.finish()
     life.checkpoint()

@@ -56,7 +56,7 @@ class KilledError(BaseException):
 
 @pytest.mark.parametrize("checkpointed", [True, False])
 @pytest.mark.parametrize("more", [True, False])
-def test_the_manifest_of_a_time_that_a_later_batch_took_over_does_not_count(
+def test_the_manifest_of_a_time_taken_over_later_does_not_count(
     receiving: Receiving, lost: Any, monkeypatch: pytest.MonkeyPatch, more: bool, checkpointed: bool
 ) -> None:
     receiving.store(10)
@@ -84,7 +84,7 @@ def test_the_manifest_of_a_time_that_a_later_batch_took_over_does_not_count(
     assert check_coverage(ledger.snapshots.take("shop"))[0] == []
 
 
-def test_a_late_block_follows_the_batch_that_was_sealed_before_it(receiving: Receiving, lost: Any) -> None:
+def test_a_late_block_follows_the_batch_sealed_before_it(receiving: Receiving, lost: Any) -> None:
     checkpoint_now(receiving.context, START_MS)
     receiving.store(10)
     receiving.clock.advance(45_000)
@@ -98,9 +98,10 @@ def test_a_late_block_follows_the_batch_that_was_sealed_before_it(receiving: Rec
 
 
 @pytest.mark.parametrize("with_gap", [False, True])
-def test_a_partition_whose_batches_left_the_history_keeps_its_position(
+def test_a_partition_whose_batches_were_removed_keeps_its_place(
     receiving: Receiving, lost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_gap: bool
 ) -> None:
+    """Its batches left the history; its position stays, in the ledger and after a rebuild."""
     monkeypatch.setattr(cleanup, "SLACK_BATCHES", 0)
     limits = Limits(history=timedelta(seconds=60))
     receiving.stream = receiving.stream.model_copy(update={"limits": limits, "remember": timedelta(seconds=20)})
@@ -132,7 +133,7 @@ def test_a_partition_whose_batches_left_the_history_keeps_its_position(
     assert (found.partition, found.next_offset) == (PARTITION, 1_000)
 
 
-def test_a_batch_that_was_repeated_without_success_does_not_stop_a_rebuild(receiving: Receiving, lost: Any) -> None:
+def test_a_batch_repeated_in_vain_does_not_stop_a_rebuild(receiving: Receiving, lost: Any) -> None:
     """Its log was deleted when it had completed, between segments that are still needed."""
     receiving.ledger.streams.register(
         "shop", receiving.stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200, max_concurrent_batches=2

@@ -114,7 +114,7 @@ def test_what_was_undecided_is_stored_once(live: Callable[..., Life], new_url: s
         assert rebuilt_contents[table] == expected[table], table
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(live: Callable[..., Life], new_url: str) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_former(live: Callable[..., Life], new_url: str) -> None:
     life = live(5)
     life.finish()
     life.checkpoint()
@@ -184,9 +184,7 @@ def test_the_definition_comes_back_as_it_was_changed_last(live: Callable[..., Li
     assert (Stream.from_json(row.definition), row.revision, row.max_concurrent_batches) == (life.stream, 2, 7)
 
 
-def test_what_came_after_the_checkpoint_comes_back_by_the_newest_definition(
-    live: Callable[..., Life], new_url: str
-) -> None:
+def test_times_after_the_checkpoint_are_by_the_newest_definition(live: Callable[..., Life], new_url: str) -> None:
     """No checkpoint says which times the batch absorbed; the older definition, which batches name, would say none."""
     life = live(11, steps=20, coalesce=False)
     life.finish()
@@ -204,7 +202,7 @@ def test_what_came_after_the_checkpoint_comes_back_by_the_newest_definition(
     assert rebuild(life, new_url).batches.get(NAME, last).absorbed == absorbed
 
 
-def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
+def test_a_block_that_came_after_the_seal_keeps_its_later_time(
     live: Callable[..., Life], new_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = live(0, steps=0)
@@ -232,9 +230,7 @@ def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
     )
 
 
-def test_a_block_that_came_too_late_for_an_allocated_batch_waits_for_the_next_one(
-    receiving: Receiving, new_url: str
-) -> None:
+def test_a_block_too_late_for_its_batch_waits_for_the_next(receiving: Receiving, new_url: str) -> None:
     """No checkpoint says that it was late: the manifest of its own time does not list it."""
     receiving.store(1)
     receiving.clock.advance(10_000)

@@ -88,7 +88,7 @@ def test_an_older_copy_of_a_ledger_is_refused_by_the_log(
     assert Problem.BLOCK_UNKNOWN in problems
 
 
-def test_an_older_copy_of_a_ledger_is_refused_by_the_epochs_in_the_log(
+def test_an_older_copy_of_a_ledger_is_refused_by_the_logs_epochs(
     live: Callable[..., Life], copy: Callable[[Life], Ledger]
 ) -> None:
     life = live(23, 30)
@@ -115,9 +115,10 @@ def test_an_older_copy_of_a_ledger_is_refused_by_the_checkpoint(
         refuse_if_set_back(life.context_in(older))
 
 
-def test_of_two_ledgers_on_one_log_the_one_whose_receivers_came_first_is_refused(
+def test_of_two_ledgers_on_one_log_the_earlier_one_is_refused(
     live: Callable[..., Life], copy: Callable[[Life], Ledger]
 ) -> None:
+    """The earlier one is the one whose receivers came first."""
     life = live(25, 30)
     other = copy(life)
     first, life.ledger = life.ledger, other
@@ -185,9 +186,8 @@ def test_a_ledger_is_rebuilt_by_a_machine_with_another_clock(
 
 
 @pytest.mark.parametrize("harm", ["older", "half"])
-def test_a_folder_that_is_older_than_its_ledger_or_half_copied_is_reported_block_by_block(
-    live: Callable[..., Life], harm: str
-) -> None:
+def test_a_folder_behind_its_ledger_is_reported_block_by_block(live: Callable[..., Life], harm: str) -> None:
+    """The folder is older than its ledger, or it was copied only in part."""
     life = live(27, 60)
     folder = life.storage.below(NAME)
     files = {path: folder.read(path) for path in folder.paths()}

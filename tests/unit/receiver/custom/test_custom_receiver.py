@@ -121,7 +121,7 @@ def test_an_object_that_was_replaced_can_store_nothing_more(make_custom: MakeCus
     assert setting.values() == []
 
 
-def test_an_error_in_on_start_is_reported_and_the_receiver_starts_again(
+def test_an_error_in_on_start_is_reported_and_leads_to_a_restart(
     make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.receiver.receiver_lifecycle.RESTART_DELAY_SECONDS", 0.05)
@@ -157,7 +157,7 @@ class Exiting(Receiver):
             raise SystemExit(3)
 
 
-def test_an_exit_in_on_stop_is_reported_and_the_receiver_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exit_in_on_stop_is_reported_and_leads_to_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Exiting, "starts", 0)
     with run_receiver(Exiting) as running:
         running.wait_for(2)
@@ -197,7 +197,8 @@ def test_a_reported_error_changes_nothing_else(make_custom: MakeCustom) -> None:
     assert len(Numbers.made) == 1
 
 
-def test_a_receiver_that_stops_itself_keeps_its_partition_and_says_why(make_custom: MakeCustom) -> None:
+def test_a_receiver_that_stops_itself_keeps_its_partition(make_custom: MakeCustom) -> None:
+    """The receiver says why it has stopped."""
     setting = make_custom()
     running = setting.start()
     receiver = setting.receiver()
@@ -212,9 +213,10 @@ def test_a_receiver_that_stops_itself_keeps_its_partition_and_says_why(make_cust
     assert len(Numbers.made) == 1
 
 
-def test_a_receiver_that_stops_itself_with_an_error_fails_its_partition_until_a_person_resumes_it(
+def test_a_receiver_that_stops_with_an_error_fails_its_partition(
     make_custom: MakeCustom,
 ) -> None:
+    """The partition stays so until a person resumes it."""
     setting = make_custom()
     running = setting.start()
     setting.receiver().stop("the source refuses this user", PermissionError("denied"))
@@ -262,7 +264,8 @@ def test_what_an_iterable_gave_before_its_error_is_stored(make_custom: MakeCusto
     assert setting.values() == [*(b"%d" % number for number in range(900)), b"a", b"b", b"after"]
 
 
-def test_a_call_with_a_position_whose_iterable_fails_moves_nothing(make_custom: MakeCustom) -> None:
+def test_a_call_with_a_position_moves_nothing_if_its_data_fail(make_custom: MakeCustom) -> None:
+    """It is the iterable of the records that fails."""
     setting = make_custom()
     running = setting.start()
     receiver = setting.receiver()
@@ -279,7 +282,7 @@ def test_a_call_with_a_position_whose_iterable_fails_moves_nothing(make_custom: 
     assert setting.position() == "2"
 
 
-def test_a_record_of_an_endless_iterable_does_not_wait_for_the_next(make_custom: MakeCustom) -> None:
+def test_a_record_of_an_endless_iterable_awaits_no_further_one(make_custom: MakeCustom) -> None:
     setting = make_custom()
     running = setting.start()
     receiver = setting.receiver()
@@ -293,7 +296,7 @@ def test_a_record_of_an_endless_iterable_does_not_wait_for_the_next(make_custom:
     assert setting.values() == [b"0", b"1", b"2"]
 
 
-def test_a_stop_that_closes_the_source_stores_what_its_iterable_gave(
+def test_a_stop_that_closes_the_source_stores_what_it_gave(
     make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = make_custom()
@@ -316,7 +319,7 @@ def test_a_stop_that_closes_the_source_stores_what_its_iterable_gave(
     assert setting.errors() == []
 
 
-def test_a_stop_that_does_not_wait_longer_for_the_receiver_is_an_event(
+def test_a_stop_that_no_longer_waits_for_a_receiver_is_an_event(
     make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.receiver.custom_source.STOP_SECONDS", -1.0)
@@ -332,7 +335,7 @@ def test_a_stop_that_does_not_wait_longer_for_the_receiver_is_an_event(
     assert "not stored" in event["error"]
 
 
-def test_records_that_are_dropped_at_the_end_are_counted_in_an_event(
+def test_records_dropped_at_the_end_are_counted_in_an_event(
     make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = make_custom()
@@ -349,7 +352,7 @@ def test_records_that_are_dropped_at_the_end_are_counted_in_an_event(
     ]
 
 
-def test_a_call_that_waits_returns_when_its_block_is_in_the_ledger(make_custom: MakeCustom) -> None:
+def test_a_call_that_waits_returns_once_its_block_is_accepted(make_custom: MakeCustom) -> None:
     setting = make_custom()
     running = setting.start()
     receiver = setting.receiver()
@@ -380,7 +383,8 @@ def running_id() -> object:
     return ReceiverId("air", "lines", 0)
 
 
-def test_a_restarted_process_gets_the_last_stored_position_and_new_offsets(make_custom: MakeCustom) -> None:
+def test_a_restarted_process_gets_the_last_stored_position(make_custom: MakeCustom) -> None:
+    """It begins with new offsets."""
     setting = make_custom()
     running = setting.start()
     receiver = setting.receiver()
@@ -409,7 +413,8 @@ def test_a_position_without_records_is_stored_with_the_next_ones(make_custom: Ma
     running.end()
 
 
-def test_a_position_without_records_is_forgotten_when_records_bring_a_later_one(make_custom: MakeCustom) -> None:
+def test_a_position_without_records_gives_way_to_a_later_one(make_custom: MakeCustom) -> None:
+    """It is forgotten when records bring a later position."""
     setting = make_custom()
     running = setting.start()
     receiver = setting.receiver()
@@ -465,9 +470,10 @@ def test_what_is_no_record_is_refused_in_the_callers_thread(make_custom: MakeCus
         (["a.log", (1, 2)], r"position\[1\] is a tuple, which would come back as a list"),
     ],
 )
-def test_a_position_that_json_does_not_give_back_is_refused_by_name(
+def test_a_position_that_json_does_not_give_back_is_named(
     make_custom: MakeCustom, position: object, changed: str
 ) -> None:
+    """Such a position is refused."""
     setting = make_custom()
     running = setting.start()
     with pytest.raises(TypeError, match=changed):
@@ -490,7 +496,7 @@ def test_a_position_that_is_no_json_or_too_long_is_refused(make_custom: MakeCust
     assert setting.values() == []
 
 
-def test_records_with_a_position_that_do_not_fit_a_block_are_refused(make_custom: MakeCustom) -> None:
+def test_positioned_records_that_do_not_fit_a_block_are_refused(make_custom: MakeCustom) -> None:
     setting = make_custom(limits=Limits(max_block_bytes=1 << 20))
     running = setting.start()
     receiver = setting.receiver()
@@ -510,9 +516,10 @@ def test_records_with_a_position_that_do_not_fit_a_block_are_refused(make_custom
         (f"{RECEIVERS}:Numbers", {"colour": "red"}, "does not take the arguments .colour.: got an unexpected"),
     ],
 )
-def test_a_class_that_cannot_be_used_is_the_receivers_error_with_its_name(
+def test_a_class_that_cannot_be_used_is_named_in_the_error(
     make_custom: MakeCustom, reference: str, arguments: dict[str, str], error: str
 ) -> None:
+    """It is the receiver's error."""
     setting = make_custom(reference, arguments=arguments)
     report = setting.start().join()
     assert report.state is ReceiverState.FAILED
@@ -586,14 +593,15 @@ def resized(setting: CustomSetting, receivers: int) -> None:
     setting.source = setting.source.model_copy(update={"receivers": receivers})
 
 
-def test_each_receiver_has_the_partition_of_its_index_and_the_topic_id_is_fixed(make_custom: MakeCustom) -> None:
+def test_each_receiver_has_the_partition_of_its_index(make_custom: MakeCustom) -> None:
+    """The id of its topic is fixed."""
     setting = make_custom(receivers=3)
     assert owners(setting) == {index: (index, PartitionState.ACTIVE) for index in range(3)}
     assert {row.partition.topic_id for row in setting.ledger.positions.all("air")} == {"receiver:lines"}
     assert {row.partition.topic for row in setting.ledger.positions.all("air")} == {"lines"}
 
 
-def test_a_receiver_that_is_not_live_keeps_its_partition_to_itself(make_custom: MakeCustom) -> None:
+def test_a_receiver_that_is_not_live_keeps_its_own_partition(make_custom: MakeCustom) -> None:
     setting = make_custom(receivers=2)
     setting.discover(1)
     assert owners(setting)[1] == (1, PartitionState.ACTIVE)
@@ -651,7 +659,7 @@ def test_fsck_finds_nothing_wrong_and_asks_no_kafka(make_custom: MakeCustom) -> 
     assert report.unchecked == []
 
 
-def test_a_traced_record_is_found_in_the_log_and_never_sought_in_kafka(make_custom: MakeCustom) -> None:
+def test_a_traced_record_is_found_in_the_log_and_not_in_kafka(make_custom: MakeCustom) -> None:
     setting = make_custom()
     running = setting.start()
     setting.receiver().store(["a", "b"], wait=True)

@@ -36,7 +36,7 @@ def orders_receiver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_the_documented_receiver_stores_each_row_once_over_a_restart(
+def test_the_documented_receiver_stores_rows_once_over_a_restart(
     make_custom: MakeCustom, tmp_path: Path, orders_receiver: ModuleType
 ) -> None:
     assert orders_receiver.Orders
@@ -117,9 +117,8 @@ def test_a_file_that_is_moved_away_and_back_is_not_read_again(lines: Callable[[]
     assert running.values == [b"one", b"two", b"three", b"four"]
 
 
-def test_a_file_that_became_shorter_is_an_error_and_keeps_no_other_from_being_read(
-    lines: Callable[[], Receiver], tmp_path: Path
-) -> None:
+def test_a_file_that_became_shorter_is_an_error(lines: Callable[[], Receiver], tmp_path: Path) -> None:
+    """Other files are read nevertheless."""
     cut = tmp_path / "cut.log"
     cut.write_text("one\ntwo\n")
     with run_receiver(lines) as running:
@@ -140,9 +139,8 @@ def test_a_file_that_became_shorter_is_an_error_and_keeps_no_other_from_being_re
     assert all("cut.log has 20 bytes, and is not what it was before" in error for error in again.errors)
 
 
-def test_a_file_that_was_replaced_by_a_longer_one_between_two_looks_is_an_error(
-    lines: Callable[[], Receiver], tmp_path: Path
-) -> None:
+def test_a_file_replaced_by_a_longer_one_is_an_error(lines: Callable[[], Receiver], tmp_path: Path) -> None:
+    """It is replaced between two looks."""
     replaced = tmp_path / "app.log"
     replaced.write_text("one\ntwo\n")
     with run_receiver(lines) as running:
@@ -154,9 +152,10 @@ def test_a_file_that_was_replaced_by_a_longer_one_between_two_looks_is_an_error(
     assert "app.log has 25 bytes, and is not what it was when 8 were read" in again.errors[0]
 
 
-def test_a_file_that_is_moved_away_while_the_directory_is_read_is_no_error(
+def test_a_file_moved_away_during_the_reading_is_no_error(
     lines: Callable[[], Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The directory is being read when the file is moved."""
     (tmp_path / "here.log").write_text("here\n")
     listed = TextFiles._own_files
 
@@ -181,7 +180,7 @@ def test_a_file_whose_name_is_no_utf_8_is_read(lines: Callable[[], Receiver], tm
     assert (again.values, again.errors) == ([b"two"], [])
 
 
-def test_a_wildcard_reads_files_in_folders_also_those_of_one_name(tmp_path: Path) -> None:
+def test_a_wildcard_reads_files_in_folders_also_of_one_name(tmp_path: Path) -> None:
     """Spark's "file input stream - wildcard", and its "Modified files are correctly detected."."""
     (tmp_path / "above.log").write_text("not in a folder\n")
     for folder, text in (("one", "1\n"), ("two", "2\n")):
@@ -233,9 +232,7 @@ def test_a_line_that_is_too_long_is_an_error_that_names_it(lines: Callable[[], R
     assert running.values == [b"first"]
 
 
-def test_a_full_position_forgets_the_files_that_are_gone_and_says_so(
-    lines: Callable[[], Receiver], tmp_path: Path
-) -> None:
+def test_a_full_position_forgets_deleted_files_and_says_so(lines: Callable[[], Receiver], tmp_path: Path) -> None:
     (tmp_path / "new.log").write_text("new\n")
     gone: dict[str, Any] = {f"{number:040}.log": 1 for number in range(1_300)}
     with run_receiver(lines, position=gone) as running:

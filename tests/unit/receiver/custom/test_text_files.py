@@ -46,9 +46,10 @@ def numbered(first: int, end: int) -> list[str]:
 
 @pytest.mark.parametrize("pattern", ["*", "*.log"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_file_that_is_rotated_by_renaming_is_read_to_its_end_and_its_successor_too(
+def test_a_file_rotated_by_renaming_is_read_to_its_end(
     lines: Make, tmp_path: Path, pattern: str, restarts: bool
 ) -> None:
+    """Its successor is read too."""
     log = tmp_path / "app.log"
 
     def rotate() -> None:
@@ -76,9 +77,7 @@ def test_a_file_that_is_rotated_by_renaming_is_read_to_its_end_and_its_successor
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.log"])
-def test_a_file_that_is_copied_and_then_truncated_is_followed_in_the_copy(
-    lines: Make, tmp_path: Path, pattern: str
-) -> None:
+def test_a_file_copied_and_truncated_is_followed_in_the_copy(lines: Make, tmp_path: Path, pattern: str) -> None:
     log, copy = tmp_path / "app.log", tmp_path / "app.log-20261128"
     write(log, *numbered(0, 10))
     with run_receiver(lines(pattern)) as running:
@@ -142,9 +141,8 @@ def test_a_compressed_file_is_decompressed_by_its_extension(lines: Make, tmp_pat
     assert values(again) == ["b"]
 
 
-def test_a_compressed_file_that_is_not_complete_is_an_error_and_is_read_on_when_it_is(
-    lines: Make, tmp_path: Path
-) -> None:
+def test_a_compressed_file_is_read_on_when_it_is_complete(lines: Make, tmp_path: Path) -> None:
+    """An incomplete one is an error until then."""
     texts = [f"{number} {number * 7919 % 10007}" for number in range(20_000)]
     packed = gzip.compress("".join(f"{text}\n" for text in texts).encode())
     file = tmp_path / "a.gz"
@@ -165,7 +163,7 @@ def test_a_compressed_file_that_is_not_complete_is_an_error_and_is_read_on_when_
     assert found == texts
 
 
-def test_the_last_line_without_a_line_end_is_stored_once_the_file_stays_as_it_is(lines: Make, tmp_path: Path) -> None:
+def test_a_last_line_without_an_end_is_stored_once_it_stays(lines: Make, tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_bytes(b"one\r\ntwo\n\nlast")
     with run_receiver(lines(last_line_seconds=0.2)) as running:
@@ -197,9 +195,8 @@ def test_a_line_that_is_being_written_is_not_stored_in_halves(lines: Make, tmp_p
         assert values(running) == ["one", "two three"]
 
 
-def test_names_that_spark_ignores_are_not_read_unless_the_pattern_or_the_position_names_them(
-    lines: Make, tmp_path: Path
-) -> None:
+def test_names_that_spark_ignores_are_read_only_if_named(lines: Make, tmp_path: Path) -> None:
+    """The pattern or the position may name them."""
     (tmp_path / "_temporary").mkdir()
     for name in (".part.tmp", "_SUCCESS", "part._COPYING_", "_temporary/part", "seen"):
         write(tmp_path / name, name)
@@ -231,9 +228,8 @@ def test_a_file_that_is_renamed_when_it_is_complete_is_read_once(lines: Make, tm
     assert list(running.stored_position) == ["part", "look"]
 
 
-def test_a_file_of_an_old_position_is_followed_when_it_is_renamed_after_the_upgrade(
-    lines: Make, tmp_path: Path
-) -> None:
+def test_a_file_of_an_old_position_is_followed_over_a_renaming(lines: Make, tmp_path: Path) -> None:
+    """The file is renamed after the upgrade."""
     write(tmp_path / "app.log", "one", "two")
     with run_receiver(lines(), position={"app.log": 8, "gone.log": 3, "cut.log": -1}) as running:
         write(tmp_path / "look", "1")
@@ -277,9 +273,8 @@ def test_files_of_equal_contents_are_all_read(lines: Make, tmp_path: Path) -> No
     )
 
 
-def test_a_file_that_is_replaced_by_an_edited_copy_goes_on_where_its_lines_are_the_same(
-    lines: Make, tmp_path: Path
-) -> None:
+def test_a_file_replaced_by_an_edited_copy_goes_on(lines: Make, tmp_path: Path) -> None:
+    """It goes on where the lines are the same."""
     file = tmp_path / "a.txt"
     write(file, *numbered(0, 5))
     with run_receiver(lines()) as running:
@@ -297,9 +292,8 @@ def test_a_file_that_is_replaced_by_an_edited_copy_goes_on_where_its_lines_are_t
 
 
 @pytest.mark.parametrize("change", ["longer", "same length", "shorter", "shorter, then regrown while it is down"])
-def test_a_file_whose_stored_lines_have_changed_is_an_error_until_a_person_decides(
-    lines: Make, tmp_path: Path, change: str
-) -> None:
+def test_a_file_whose_stored_lines_changed_waits_for_a_person(lines: Make, tmp_path: Path, change: str) -> None:
+    """The file is an error until then."""
     log = tmp_path / "app.log"
     write(log, *numbered(0, 10))
     with run_receiver(lines()) as running:
@@ -321,7 +315,7 @@ def test_a_file_whose_stored_lines_have_changed_is_an_error_until_a_person_decid
     assert values(third) == (tmp_path / "decided.log").read_text().split()
 
 
-def test_a_definition_may_decide_that_changed_files_are_read_from_their_beginning(lines: Make, tmp_path: Path) -> None:
+def test_a_definition_may_have_changed_files_read_from_the_start(lines: Make, tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     write(log, *numbered(0, 10))
     with run_receiver(lines(changed="read")) as running:
@@ -334,7 +328,7 @@ def test_a_definition_may_decide_that_changed_files_are_read_from_their_beginnin
     assert "It is read from its beginning" in running.errors[0]
 
 
-def test_what_is_known_to_be_lost_with_a_deleted_file_is_reported(lines: Make, tmp_path: Path) -> None:
+def test_known_losses_with_a_deleted_file_are_reported(lines: Make, tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("one\nhalf")
     with run_receiver(lines()) as running:
@@ -346,7 +340,8 @@ def test_what_is_known_to_be_lost_with_a_deleted_file_is_reported(lines: Make, t
     assert "a was deleted or moved out of the directory when 4 of its 8 bytes were read" in running.errors[0]
 
 
-def test_a_long_line_stops_its_own_file_only_and_the_limit_can_be_raised(lines: Make, tmp_path: Path) -> None:
+def test_a_long_line_stops_only_its_own_file(lines: Make, tmp_path: Path) -> None:
+    """The limit can be raised."""
     (tmp_path / "a.bin").write_bytes(b"first\n" + b"x" * (2 << 20) + b"\nlast\n")
     write(tmp_path / "b", *numbered(0, 3_000))
     with run_receiver(lines()) as running:
@@ -386,7 +381,9 @@ def test_a_full_position_takes_no_new_files_and_says_so(lines: Make, tmp_path: P
     assert sorted(values(running)) == names
 
 
-def test_with_several_receivers_a_name_of_another_one_is_an_error(tmp_path: Path) -> None:
+def test_a_name_of_another_receivers_file_is_an_error(tmp_path: Path) -> None:
+    """With several receivers, files must keep their names."""
+
     def make() -> Receiver:
         return TextFiles(str(tmp_path), look_seconds=0.01)
 
@@ -440,7 +437,7 @@ def test_names_that_rotation_makes(name: str, is_rotated: bool) -> None:
     assert is_rotated_name(name, "app.log") is is_rotated
 
 
-def test_files_that_are_rotated_all_the_time_are_read_once_and_without_an_error(lines: Make, tmp_path: Path) -> None:
+def test_files_rotated_all_the_time_are_read_once_without_error(lines: Make, tmp_path: Path) -> None:
     """Some of the looks fall between two renames, or between the listing and the reading."""
     log = tmp_path / "app.log"
     with run_receiver(lines("*", look_seconds=0)) as running:

@@ -52,9 +52,8 @@ def test_what_fails_for_a_day_is_fetched_again_each_minute(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_lasting_damage_fails_the_partition_and_says_where_and_what_helps(
-    policy: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lasting_damage_fails_the_partition_and_says_what_helps(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The error says where the damage is, too."""
     setting = Setting(policy)
     batch = FakeEntry(None, kind="damaged", base_offset=1)
     setting.kafka.produce("a", 0, b"0", *[batch] * 3, b"4")
@@ -75,7 +74,7 @@ def test_lasting_damage_fails_the_partition_and_says_where_and_what_helps(
     assert "kafka-delete-records" in (status.error or "")
 
 
-def test_a_damaged_batch_whose_records_were_deleted_is_a_gap_under_reset() -> None:
+def test_a_damaged_batch_of_deleted_records_is_a_gap_under_reset() -> None:
     setting = Setting("reset")
     setting.kafka.produce("a", 0, b"0", DAMAGED, DAMAGED, b"3")
     setting.receiver.assign(setting.p0, 0)
@@ -119,7 +118,7 @@ def test_an_error_of_a_topic_is_its_partitions_until_it_goes_on() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_an_offset_out_of_range_beside_damage_is_the_clients_confusion(order: tuple[int, int]) -> None:
+def test_an_offset_out_of_range_beside_damage_is_a_confusion(order: tuple[int, int]) -> None:
     """librdkafka goes on at an offset that is none after a damaged batch, if other partitions came with it."""
     setting = Setting("reset")
     setting.kafka.produce("a", 0, *[b"x"] * 10)
@@ -153,7 +152,8 @@ def test_a_partition_without_a_leader_says_so_until_it_has_one() -> None:
     assert setting.receiver.status()[0].error is None
 
 
-def test_a_partition_that_failed_stays_so_through_a_pause_and_one_that_backs_off_is_read_again() -> None:
+def test_a_pause_keeps_a_failed_partition_and_ends_a_backoff() -> None:
+    """The partition that backs off is read again once its time has come."""
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"x"] * 10)
     setting.kafka.expire("a", 0, 6)
@@ -220,7 +220,8 @@ def test_each_hole_that_nothing_explains_is_a_gap_of_its_own() -> None:
     assert reported(setting.fetch()) == expected
 
 
-def test_while_kafka_does_not_explain_a_hole_only_its_partition_waits() -> None:
+def test_only_the_partition_of_an_unexplained_hole_waits() -> None:
+    """It waits while Kafka does not explain the hole."""
     setting = Setting()
     setting.evidence.silent = True
     setting.kafka.produce("a", 0, b"0", GONE, b"2")
@@ -236,7 +237,8 @@ def test_while_kafka_does_not_explain_a_hole_only_its_partition_waits() -> None:
     assert reported(setting.fetch()) == [("gap", 1, 2), ("records", 2, 3)]
 
 
-def test_a_log_that_ends_before_the_position_fails_and_says_what_was_taken_back() -> None:
+def test_a_log_that_ends_before_the_position_fails() -> None:
+    """The error says what was taken back."""
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"x"] * 3)
     setting.receiver.assign(setting.p0, 7)
@@ -248,7 +250,8 @@ def test_a_log_that_ends_before_the_position_fails_and_says_what_was_taken_back(
     assert "[3, 7)" in (setting.receiver.status()[0].error or "")
 
 
-def test_a_log_that_ends_before_the_position_is_read_on_once_it_has_reached_it_under_reset() -> None:
+def test_a_shorter_log_is_read_on_once_it_is_there_under_reset() -> None:
+    """The log ends before the position until it has reached it."""
     setting = Setting("reset")
     setting.kafka.produce("a", 0, *[b"x"] * 5)
     setting.receiver.assign(setting.p0, 7)
@@ -268,7 +271,8 @@ def test_a_log_that_ends_before_the_position_is_read_on_once_it_has_reached_it_u
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_a_truncated_log_is_reported_although_the_offset_is_there_again(policy: str) -> None:
+def test_a_truncated_log_is_reported_though_it_has_the_offset(policy: str) -> None:
+    """The offset is there again when it is looked at."""
     setting = Setting(policy)
     setting.kafka.produce("a", 0, *[b"new"] * 10)
     setting.receiver.assign(setting.p0, 6)
@@ -282,7 +286,8 @@ def test_a_truncated_log_is_reported_although_the_offset_is_there_again(policy: 
     assert setting.state(setting.p0) is (FetchState.FAILED if policy == "fail" else FetchState.AT_END)
 
 
-def test_a_truncated_log_fails_its_partition_where_it_is_not_known_what_was_cut_off() -> None:
+def test_a_truncated_log_with_an_unknown_cut_fails_its_partition() -> None:
+    """It is not known what was cut off."""
     setting = Setting("reset")
     setting.kafka.produce("a", 0, *[b"new"] * 10)
     setting.receiver.assign(setting.p0, 6)
@@ -293,7 +298,7 @@ def test_a_truncated_log_fails_its_partition_where_it_is_not_known_what_was_cut_
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_a_log_that_was_cut_off_and_grew_again_while_nobody_read_is_reported(policy: str) -> None:
+def test_a_log_cut_and_regrown_while_nobody_read_is_reported(policy: str) -> None:
     setting = Setting(policy)
     setting.kafka.produce("a", 0, *[b"old"] * 6)
     setting.kafka.elect("a", 0, high=4)
@@ -334,7 +339,7 @@ def test_elections_that_took_nothing_back_are_no_trouble() -> None:
     assert setting.state(setting.p0) is FetchState.AT_END
 
 
-def test_a_log_that_is_cut_off_while_receiving_pauses_is_reported() -> None:
+def test_a_log_cut_off_while_receiving_pauses_is_reported() -> None:
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"old"] * 6)
     setting.receiver.assign(setting.p0, 0)
@@ -368,7 +373,7 @@ def test_what_lies_far_behind_the_position_is_not_read_again() -> None:
     assert setting.receiver.below_position == 0
 
 
-def test_behind_a_gap_nothing_is_compared_with_what_was_before_it() -> None:
+def test_nothing_behind_a_gap_is_compared_with_what_was_before() -> None:
     setting = Setting("reset")
     setting.kafka.produce("a", 0, *[b"1"] * 8)
     setting.kafka.expire("a", 0, 6)

@@ -121,7 +121,7 @@ def test_a_partition_that_waits_for_its_rate_can_be_taken_away() -> None:
     assert setting.ranges() == [OffsetRange(setting.p0, 10, 20, 10)]
 
 
-def test_listening_takes_no_record_and_reading_goes_on_after_it_where_it_was() -> None:
+def test_listening_takes_no_record_and_reading_goes_on_after_it() -> None:
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"x"] * 4)
     setting.receiver.assign(setting.p0, 0)

@@ -53,7 +53,7 @@ class _Wrong(SystemClock):
         return super().now_ms() + self.ahead_ms
 
 
-def test_what_was_stored_while_the_ledgers_clock_was_ahead_does_not_wait_for_that_time(setting: Setting) -> None:
+def test_what_was_stored_under_a_clock_ahead_does_not_wait(setting: Setting) -> None:
     setting.ledger._database.clock = clock = _Wrong()
     clock.ahead_ms = 600_000
     setting.begin()
@@ -76,7 +76,7 @@ def test_what_was_stored_while_the_ledgers_clock_was_ahead_does_not_wait_for_tha
 
 
 @pytest.mark.parametrize("batch_by", ["arrival", "timestamp"])
-def test_by_what_its_receivers_receive_is_noted_before_one_starts(
+def test_what_receivers_receive_by_is_noted_before_one_starts(
     setting: Setting, make_stream: MakeStream, batch_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The definition may be changed under it: then only the job itself knows."""
@@ -97,7 +97,7 @@ def test_by_what_its_receivers_receive_is_noted_before_one_starts(
     assert noted == [batch_by, batch_by]
 
 
-def test_batches_go_on_when_the_stream_is_by_timestamp_and_its_job_by_arrival(setting: Setting) -> None:
+def test_batches_go_on_by_timestamp_over_a_job_by_arrival(setting: Setting) -> None:
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])
     row = setting.ledger.streams.get("air")
@@ -148,7 +148,8 @@ def test_a_dead_receivers_partitions_move_and_come_back(setting: Setting) -> Non
     eventually(lambda: setting.loads() == [2, 2])
 
 
-def test_receivers_that_hold_every_slot_give_one_back_and_its_partitions_move(setting: Setting) -> None:
+def test_receivers_that_hold_every_slot_give_one_back(setting: Setting) -> None:
+    """The partitions of the receiver that ends move to another."""
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])
     setting.launcher.most_beside_batches = 1
@@ -255,7 +256,7 @@ def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
     placed.cancel()
 
 
-def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: Setting) -> None:
+def test_a_receiver_that_never_starts_is_tried_without_an_end(setting: Setting) -> None:
     class Broken:
         def start(self, task: ReceiverTask) -> Handle:
             raise RuntimeError("the executor has no disk")
@@ -271,9 +272,8 @@ def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: 
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(9, [2, 4, 8, 16, 16, 16]), (10, [2] * 7)])
-def test_the_backoff_grows_while_a_receiver_fails_soon_after_its_start(
-    setting: Setting, seconds: int, waits: list[int]
-) -> None:
+def test_the_backoff_grows_while_a_receiver_fails_soon(setting: Setting, seconds: int, waits: list[int]) -> None:
+    """It grows as long as the failures come soon after the start."""
     handles: list[Handle] = []
 
     class Launcher:
@@ -294,7 +294,9 @@ def test_the_backoff_grows_while_a_receiver_fails_soon_after_its_start(
         now += seconds + wait
 
 
-def test_a_receiver_that_waits_for_a_place_is_tried_without_backoff_and_reported_once(setting: Setting) -> None:
+def test_a_receiver_that_waits_for_a_place_has_no_backoff(setting: Setting) -> None:
+    """The wait is reported once."""
+
     class Full:
         slots = 3
 
@@ -359,7 +361,7 @@ def test_a_receiver_starts_when_the_ledger_answers_again(setting: Setting, monke
     placed.cancel()
 
 
-def test_a_late_task_of_an_earlier_placement_is_refused_and_the_newer_receiver_goes_on(setting: Setting) -> None:
+def test_a_late_task_of_an_earlier_placement_is_refused(setting: Setting) -> None:
     """It may come when Spark had its task in a queue, or its process was stopped."""
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])
@@ -414,7 +416,7 @@ def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeSt
     setting.end()
 
 
-def test_a_tracker_that_lost_its_lease_ends_and_so_do_its_receivers(setting: Setting) -> None:
+def test_a_tracker_that_lost_its_lease_ends_with_its_receivers(setting: Setting) -> None:
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])
     setting.ledger.jobs.release(setting.job, "failed", "taken")

@@ -64,7 +64,7 @@ def test_a_topic_created_again_is_another_incarnation(setting: Setting) -> None:
     assert len(setting.ledger.events.page("air", kinds=[EventKind.TOPIC_RECREATED])) == 1
 
 
-def test_a_topic_created_again_with_fewer_records_is_no_failed_partition(setting: Setting) -> None:
+def test_a_topic_created_again_with_fewer_records_has_not_failed(setting: Setting) -> None:
     """The receiver finds the end before its position, some time before the tracker looks at the topics."""
     setting.begin()
     setting.kafka.produce("flights", 0, b"old", b"old", b"old")
@@ -111,7 +111,8 @@ def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, mak
     third.end()
 
 
-def test_the_partitions_of_a_removed_input_end_and_come_back_with_it(setting: Setting, make_stream: MakeStream) -> None:
+def test_the_partitions_of_a_removed_input_come_back_with_it(setting: Setting, make_stream: MakeStream) -> None:
+    """They end while the input is removed."""
     setting.kafka.produce("flights", 0, b"a", b"b", b"c")
     setting.kafka.expire("flights", 0, 2)
     setting.begin()
@@ -133,9 +134,7 @@ def test_the_partitions_of_a_removed_input_end_and_come_back_with_it(setting: Se
     back.end()
 
 
-def test_a_topic_that_was_removed_from_the_definition_is_not_called_deleted(
-    setting: Setting, make_stream: MakeStream
-) -> None:
+def test_a_topic_removed_from_the_definition_is_not_deleted(setting: Setting, make_stream: MakeStream) -> None:
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])
     setting.end()
@@ -152,7 +151,8 @@ def test_a_topic_that_was_removed_from_the_definition_is_not_called_deleted(
 
 
 @pytest.mark.parametrize("change", ["has grown from 4 to 6", "was created again"])
-def test_a_stream_of_key_ids_stops_for_good_when_keys_may_have_moved(setting: Setting, change: str) -> None:
+def test_a_stream_of_key_ids_stops_when_keys_may_have_moved(setting: Setting, change: str) -> None:
+    """It stops for good, and so does its next job."""
     setting.stream = setting.stream.model_copy(update={"outputs": (KEYED,)})
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])
@@ -185,7 +185,7 @@ def test_topics_of_one_name_in_two_inputs_move_no_keys(setting: Setting) -> None
     check_key_versions(stream, topics.all("air", "there"))
 
 
-def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_later(setting: Setting) -> None:
+def test_a_topic_of_the_first_look_stays_one_if_understood_later(setting: Setting) -> None:
     """Where to begin in one topic is known at once, in the other one only at the next look."""
     partitioning = Partitioning(
         StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1
@@ -208,7 +208,7 @@ def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_lat
         assert known.appeared("weather", "another id", 0)
 
 
-def test_a_receiver_that_was_seen_by_a_clock_ahead_keeps_its_partitions_no_longer(setting: Setting) -> None:
+def test_a_receiver_seen_by_a_clock_ahead_keeps_no_partitions(setting: Setting) -> None:
     partitioning = Partitioning(
         StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=10_000
     )
@@ -240,7 +240,9 @@ def test_a_foreign_member_and_a_missing_topic_are_reported_once(setting: Setting
     assert ["rogue" in trouble for trouble in setting.troubles()] == [True], "the topic is in the inputs' health"
 
 
-def test_the_ledger_knows_whether_kafka_could_be_asked_and_since_when_not(setting: Setting) -> None:
+def test_the_ledger_knows_since_when_kafka_could_not_be_asked(setting: Setting) -> None:
+    """The ledger also knows whether Kafka could be asked."""
+
     def noted() -> dict[str, Any]:
         job = setting.ledger.jobs.current("air")
         assert job is not None
@@ -260,7 +262,7 @@ def test_the_ledger_knows_whether_kafka_could_be_asked_and_since_when_not(settin
     setting.end()
 
 
-def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting: Setting) -> None:
+def test_a_topic_that_may_not_be_described_is_not_called_deleted(setting: Setting) -> None:
     partitioning = Partitioning(
         StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=0
     )
@@ -276,7 +278,8 @@ def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting:
     assert row.state is PartitionState.ENDED
 
 
-def test_a_topic_counts_as_deleted_when_three_discoveries_in_a_row_do_not_have_it(setting: Setting) -> None:
+def test_a_topic_is_deleted_when_three_discoveries_lack_it(setting: Setting) -> None:
+    """Three discoveries in a row must lack it."""
     partitioning = Partitioning(
         StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=0
     )
@@ -297,7 +300,7 @@ def short_lease(job: JobLease) -> JobLease:
     return replace(job, lease_ms=300)
 
 
-def test_an_idle_job_renews_its_sign_and_deletes_it_when_it_stops(setting: Setting) -> None:
+def test_an_idle_job_renews_its_sign_and_deletes_it_at_its_end(setting: Setting) -> None:
     setting.job = short_lease(setting.job)
     folder = open_storage(setting.stream.folder_url)
     started_ms = setting.ledger.now_ms()
@@ -310,9 +313,10 @@ def test_an_idle_job_renews_its_sign_and_deletes_it_when_it_stops(setting: Setti
     assert find_sign(folder) is None
 
 
-def test_a_task_with_a_wrong_empty_ledger_begins_no_job_beside_an_idle_one(
+def test_a_wrong_ledgers_task_begins_no_job_beside_an_idle_one(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The ledger is empty, and the idle job is found by its sign."""
     monkeypatch.setattr("headrace.batch.recover.LEASE_MS", 1_500)
     setting.job = short_lease(setting.job)
     setting.kafka.produce("flights", 0, b"once")
@@ -341,9 +345,7 @@ def test_a_job_that_was_cut_off_leaves_its_sign(setting: Setting) -> None:
     assert find_sign(folder) is not None, "it is the next job's"
 
 
-def test_the_sign_is_not_renewed_while_the_ledger_does_not_answer(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sign_is_not_renewed_while_the_ledger_is_silent(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     setting.job = short_lease(setting.job)
     folder = open_storage(setting.stream.folder_url)
     asked = []
@@ -382,7 +384,8 @@ def test_a_job_without_its_ledger_ends_when_it_is_asked_to(lost: Setting) -> Non
     assert all(handle.stop.is_set() for handles in lost.launcher.handles.values() for handle in handles)
 
 
-def test_a_request_from_before_the_ledger_last_answered_ends_nothing(lost: Setting) -> None:
+def test_a_request_from_before_the_ledgers_answer_ends_nothing(lost: Setting) -> None:
+    """The request is from before the ledger last answered."""
     folder = open_storage(lost.stream.folder_url)
     write_stop_request(folder, "long ago", requested_ms=lost.job.lease_until_ms - lost.job.lease_ms)
     over = time.monotonic() + 1.5

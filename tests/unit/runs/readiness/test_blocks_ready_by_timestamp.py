@@ -25,7 +25,7 @@ class TestBlocksReadyByTimestamp:
     def clock(self) -> ManualClock:
         return ManualClock(T - 5_000)
 
-    def test_partitions_have_to_pass_or_to_be_drained_when_the_lateness_is_over(self, timed, clock):
+    def test_partitions_have_to_pass_or_be_drained_after_lateness(self, timed, clock):
         timed.run()
         assert timed.ask() == (False, "the batch's interval ends in 5000 ms")
         timed.store(0, T - 10_000)
@@ -43,9 +43,8 @@ class TestBlocksReadyByTimestamp:
         timed.drain(0)
         assert timed.ask() == (True, "every active partition has passed the batch time or was read to its end")
 
-    def test_while_nothing_lives_it_waits_for_a_minute_and_where_the_stream_is_stopped_as_long_as_it_takes(
-        self, timed, ledger, clock
-    ):
+    def test_it_waits_for_a_minute_while_nothing_lives(self, timed, ledger, clock):
+        """A stopped stream's batch waits as long as it takes."""
         assert not timed.ask()[0]
         timed.run()
         timed.store(0, T - 10_000)
@@ -72,7 +71,7 @@ class TestBlocksReadyByTimestamp:
         timed.ledger.receivers.heartbeat(timed.job.leases[0], sealed_through_ms=0)
         assert "flights-0 (10.0 s behind)" in timed.ask()[1]
 
-    def test_a_partition_whose_receiver_is_paused_is_reported_with_the_reason(self, timed, clock):
+    def test_a_partition_of_a_paused_receiver_is_reported_with_why(self, timed, clock):
         timed.run()
         clock.advance(6_000)
         timed.store(0, T)
@@ -97,7 +96,7 @@ class TestBlocksReadyByTimestamp:
         register(ledger, stream.model_copy(update={"inputs": (other,), "batch_by": "timestamp"}))
         assert timed.ask()[0]
 
-    def test_nothing_is_ready_before_a_receiver_has_looked_at_the_topic(self, timed, clock):
+    def test_nothing_is_ready_before_a_receiver_has_seen_the_topic(self, timed, clock):
         clock.advance(5_000)
         waiting = (
             "waiting for the receiver job: it has not found any partition yet: the stream is not received: the stream"

@@ -33,7 +33,7 @@ class TestInputsNotReceived:
     def ask(self, ledger, since_ms: int = 0):
         return blocks_ready(ledger, "flights", batch_time_ms=self.END, grace_ms=10_000, waiting_since_ms=since_ms)
 
-    def test_a_batch_of_an_input_that_was_never_asked_waits_and_fails(self, ledger, clock, job):
+    def test_a_batch_of_an_input_never_asked_waits_and_fails(self, ledger, clock, job):
         self.note(job, 0, "Kafka at kafka:9092 cannot be asked: refused.")
         readiness = self.ask(ledger)
         assert (readiness.ready, readiness.failed, readiness.inputs_missing) == (False, False, True)
@@ -55,7 +55,7 @@ class TestInputsNotReceived:
             "topic flihgts of input records is not received: it does not exist at kafka:9092" in self.ask(ledger).reason
         )
 
-    def test_a_batch_of_which_a_part_was_received_goes_on_and_reports_it(self, ledger, job):
+    def test_a_batch_received_in_part_goes_on_and_reports_it(self, ledger, job):
         self.note(job, T + 1, "refused")
         readiness = self.ask(ledger)
         assert (readiness.ready, readiness.complete) == (True, False)
@@ -76,7 +76,8 @@ class TestInputsNotReceived:
         readiness = blocks_ready(ledger, "flights", batch_time_ms=at_ms, grace_ms=0)
         assert (readiness.ready, readiness.complete) == (True, False)
 
-    def test_without_a_receiver_a_batch_waits_unless_the_stream_is_stopped(self, ledger, clock):
+    def test_a_batch_without_a_receiver_waits_unless_stopped(self, ledger, clock):
+        """It does not wait if the stream is stopped."""
         clock.advance(10_000)
         assert "the stream has no receiver job yet" in self.ask(ledger).reason
         clock.advance(60_000)

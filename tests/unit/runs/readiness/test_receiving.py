@@ -55,7 +55,8 @@ class TestReceiving:
         assert not readiness.ok
         assert "1 partition(s) are stopped by an error: flights-0 at offset 0: Kafka no longer has" in readiness.reason
 
-    def test_a_failed_partition_of_a_topic_that_is_no_longer_declared_is_ignored(self, ledger, stream):
+    def test_a_failed_partition_of_an_undeclared_topic_is_ignored(self, ledger, stream):
+        """The topic is no longer declared."""
         fail(ledger, Job(ledger, 2).run(), "the topic was deleted")
         other = KafkaInput(bootstrap_servers="localhost:9", topics="others", receivers=2)
         register(ledger, stream.model_copy(update={"inputs": (other,)}))

@@ -153,7 +153,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> It
         yield Rig(ledger, stream, claim)
 
 
-def test_an_attempt_renews_its_lease_and_measures_by_the_streams_clock(rig: Rig, writers: Writers) -> None:
+def test_an_attempt_renews_its_lease_and_uses_the_streams_clock(rig: Rig, writers: Writers) -> None:
     rig.clock = clock = ManualClock()
     beaten_ms = rig.row.heartbeat_ms
 
@@ -177,9 +177,7 @@ def test_nothing_is_written_by_an_attempt_that_gets_no_session(rig: Rig) -> None
     assert rig.row.attributes[WRITTEN] == []
 
 
-def test_an_output_may_be_written_once_its_write_has_begun_unless_it_met_foreign_documents(
-    rig: Rig, writers: Writers
-) -> None:
+def test_a_begun_output_may_be_written_if_it_met_nothing_foreign(rig: Rig, writers: Writers) -> None:
     writers.fail("first", ForeignDocumentsError("others"))
     writers.fail("second", OSError("the executor died"))
     with pytest.raises(AttemptFailedError, match=r"first: .*others .*; second: .*the executor died .*; done: third"):
@@ -187,7 +185,8 @@ def test_an_output_may_be_written_once_its_write_has_begun_unless_it_met_foreign
     assert rig.row.attributes[WRITTEN] == ["second", "third"]
 
 
-def test_dead_letters_beyond_the_limit_are_in_the_ledger_with_the_failure(rig: Rig, writers: Writers) -> None:
+def test_dead_letters_above_the_limit_are_in_the_ledger(rig: Rig, writers: Writers) -> None:
+    """They come with the failure."""
     counts = {"rows": 3, "dead_lettered": 2, "dead_letter_reasons": {"rejected": 2}}
     writers.fail("first", TooManyDeadLettersError("too many", remedy="Do.", exceeded="more than 1", counts=counts))
     with pytest.raises(AttemptFailedError):

@@ -70,7 +70,7 @@ def test_a_ledger_that_cannot_be_opened_is_reported_in_a_line(
     assert "Traceback" not in out + err
 
 
-def test_the_command_uses_the_definition_with_which_the_attempt_began(stream: Stream, monkeypatch: Any) -> None:
+def test_the_command_uses_the_definition_its_attempt_began_with(stream: Stream, monkeypatch: Any) -> None:
     old = stream.model_copy(update={"parameters": {"version": "old"}})
     ran = []
     monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
@@ -91,7 +91,7 @@ def test_the_command_uses_the_definition_with_which_the_attempt_began(stream: St
     assert ran == [({"version": "old"}, {"version": "old"})]
 
 
-def test_an_attempt_of_a_range_runs_the_range_in_a_session_of_each_thread(stream: Stream, monkeypatch: Any) -> None:
+def test_an_attempt_of_a_range_has_a_session_for_each_thread(stream: Stream, monkeypatch: Any) -> None:
     opened, closed = [], []
 
     def run(attempt: BatchAttempt) -> SimpleNamespace:
@@ -130,9 +130,8 @@ def test_an_attempt_of_a_range_runs_the_range_in_a_session_of_each_thread(stream
     assert {row.attributes["session"] for row in rows} == set(opened) == set(closed)
 
 
-def test_a_run_of_one_batch_leaves_the_session_of_a_range_to_its_other_batches(
-    stream: Stream, monkeypatch: Any
-) -> None:
+def test_a_run_of_one_batch_leaves_the_ranges_session_to_others(stream: Stream, monkeypatch: Any) -> None:
+    """The session stays for the range's other batches."""
     ended = []
 
     def end(_url: str, _token: str, session_id: str, tag: str, *, release: bool = True) -> list[str]:
@@ -157,9 +156,8 @@ def test_a_run_of_one_batch_leaves_the_session_of_a_range_to_its_other_batches(
     assert ended == [("of the range", "2", False), (attempt_session_id(single), "3", True)]
 
 
-def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs_no_spark(
-    stream: Stream, monkeypatch: Any
-) -> None:
+def test_a_ranges_own_application_outlasts_a_batch_without_spark(stream: Stream, monkeypatch: Any) -> None:
+    """Only its first batch needs no Spark."""
     application = SimpleNamespace(applicationId="local-1", uiWebUrl=None, _gateway=None)
     session = SimpleNamespace(sparkContext=application, stop=lambda: None, newSession=SimpleNamespace)
     done: list[int] = []
@@ -198,9 +196,8 @@ def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs
     assert sessions[0] is not sessions[1]
 
 
-def test_an_attempt_that_is_fenced_while_its_application_starts_writes_nothing(
-    stream: Stream, monkeypatch: Any
-) -> None:
+def test_an_attempt_fenced_during_its_start_writes_nothing(stream: Stream, monkeypatch: Any) -> None:
+    """It is fenced while its application starts."""
     application = SimpleNamespace(applicationId="local-1", uiWebUrl=None, _gateway=None)
 
     def start(*_: Any) -> SimpleNamespace:
@@ -222,7 +219,7 @@ def test_an_attempt_that_is_fenced_while_its_application_starts_writes_nothing(
     assert (wrote, stopped) == ([], [True])
 
 
-def test_a_range_that_is_incomplete_does_not_blame_the_batch_at_which_it_was_begun(
+def test_an_incomplete_range_does_not_blame_its_first_batch(
     stream: Stream, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(*_: Any) -> None:

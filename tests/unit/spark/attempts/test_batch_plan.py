@@ -95,9 +95,10 @@ def test_a_window_reads_only_the_batches_that_exist(ledger: Ledger, tmp_path: Pa
         assert not read[number].needs_spark
 
 
-def test_a_window_over_removed_batches_is_refused_except_in_a_first_run(
+def test_a_window_over_removed_batches_is_only_for_a_first_run(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Any other run is refused."""
     stream = registered(ledger, tmp_path, 5, outputs=ConsoleOutput(window=Window(length="30 s")))
     row = replace(ledger.streams.get("clicks"), removed_from_ms=INTERVAL_MS, removed_until_ms=2 * INTERVAL_MS)
     fourth, fifth = (
@@ -120,7 +121,8 @@ def test_a_window_over_removed_batches_is_refused_except_in_a_first_run(
     assert times(plan.origins) == [3, 4, 5]
 
 
-def test_undecodable_records_are_also_searched_in_batches_between_two_windows(ledger: Ledger, tmp_path: Path) -> None:
+def test_undecodable_records_are_sought_between_windows_too(ledger: Ledger, tmp_path: Path) -> None:
+    """They are sought in the batches between two windows."""
     stream = registered(ledger, tmp_path, 6, outputs=ConsoleOutput(window=Window(length="20 s", slide="30 s")))
     (plan,) = plan_outputs(StreamContext(stream, ledger), 3 * INTERVAL_MS, stream.steps)
     assert (times(plan.origins), times(plan.fresh)) == ([2, 3], [1, 2, 3])
@@ -128,9 +130,8 @@ def test_undecodable_records_are_also_searched_in_batches_between_two_windows(le
     assert (times(plan.origins), times(plan.fresh)) == ([5, 6], [4, 5, 6])
 
 
-def test_an_empty_batch_needs_spark_if_a_transform_can_make_rows_without_records(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_an_empty_batch_needs_spark_if_a_transform_makes_rows(ledger: Ledger, tmp_path: Path) -> None:
+    """A transform can make rows without records."""
     by_record = ElasticsearchOutput(hosts="http://localhost:9200", index="clicks")
     by_column = ElasticsearchOutput(
         id="counts", hosts="http://localhost:9200", index="counts", document_ids=ColumnIds(columns=("word",))
@@ -170,9 +171,10 @@ def received(ledger: Ledger, tmp_path: Path) -> Stream:
         pytest.param({"input": "another"}, False, id="another input"),
     ],
 )
-def test_a_batch_is_not_read_from_kafka_where_its_offsets_have_other_records(
+def test_a_batch_is_not_read_from_kafka_if_offsets_were_reused(
     ledger: Ledger, received: Stream, reused: dict[str, Any], refused: bool
 ) -> None:
+    """Other records have its offsets now."""
     context = StreamContext(received, ledger)
     allocate(context, INTERVAL_MS)
     (in_log,) = ledger.batches.origins(received.name, [INTERVAL_MS]).values()
@@ -191,7 +193,7 @@ def test_a_batch_is_not_read_from_kafka_where_its_offsets_have_other_records(
 
 
 @pytest.mark.parametrize("ids", [("clicks",), ("clicks", "records")])
-def test_records_of_an_input_that_the_definition_lacks_are_not_left_out_in_silence(
+def test_records_of_an_undeclared_input_are_not_dropped_silently(
     ledger: Ledger, tmp_path: Path, received: Stream, ids: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A receiver job goes on with the inputs with which it started."""
@@ -288,17 +290,18 @@ def test_a_renamed_output_is_planned_by_its_first_id(ledger: Ledger, tmp_path: P
     assert (plan.written_before, plan.tried_before) == (True, True)
 
 
-def test_a_rebuilt_ledger_has_no_attempts_of_the_batches_from_before() -> None:
+def test_a_rebuilt_ledger_has_no_attempts_of_earlier_batches() -> None:
     assert found(rebuilt_at_ms=100) == {"a", "c"}
     assert found(rebuilt_at_ms=99) == set()
     assert found(rebuilt_at_ms=100, target="v2") == set()
 
 
-def test_a_batch_built_from_kafka_may_have_late_records_that_a_later_batch_wrote() -> None:
+def test_a_built_batch_may_have_records_that_a_later_one_wrote() -> None:
+    """It is built from Kafka, and the records were late."""
     assert found(built=True) == {"a", "c"}
 
 
-def test_a_window_writes_records_again_that_earlier_batches_wrote() -> None:
+def test_a_window_writes_records_of_earlier_batches_again() -> None:
     assert found(window="c") == {"c"}
 
 
@@ -307,7 +310,9 @@ def test_of_a_replay_only_its_own_attempts_count() -> None:
     assert found({"target": "v2"}, target="v2") == {"a"}
 
 
-def test_dead_letters_may_be_left_by_every_earlier_attempt_at_the_output() -> None:
+def test_dead_letters_may_be_left_by_every_earlier_attempt() -> None:
+    """The attempts are those at the same output."""
+
     def tried(*rows: dict[str, Any]) -> frozenset[str]:
         attempt = make_attempt()
         return tried_before(attempt, earlier_attempts(make_ledger(*rows), attempt))

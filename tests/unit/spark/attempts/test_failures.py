@@ -59,7 +59,8 @@ ValueError: the reason"""
     assert first_cause(raised.value) == f"ValueError: currency ({__file__}, line {raised.tb.tb_lineno})"
 
 
-def test_the_python_error_is_found_where_a_data_source_could_not_be_made() -> None:
+def test_the_python_error_is_found_in_a_failed_data_source() -> None:
+    """The data source could not be made."""
     text = (
         "[PYTHON_DATA_SOURCE_ERROR] Failed to initialize Python data source writer: Traceback (most recent call last):"
     )
@@ -80,7 +81,7 @@ def test_other_errors_are_their_first_line() -> None:
     assert first_cause(RuntimeError()) == "RuntimeError"
 
 
-def test_the_first_cause_of_a_connect_server_that_is_gone_is_what_grpc_says_of_it() -> None:
+def test_the_first_cause_of_a_lost_connect_server_is_grpcs() -> None:
     text = (
         "<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
         '\tdetails = "failed to connect to all addresses"\n\tdebug_error_string = "UNKNOWN"\n>'
@@ -88,7 +89,7 @@ def test_the_first_cause_of_a_connect_server_that_is_gone_is_what_grpc_says_of_i
     assert first_cause(RuntimeError(text)) == "RuntimeError: failed to connect to all addresses"
 
 
-def test_the_account_has_the_python_of_both_sides_and_none_of_java() -> None:
+def test_the_account_has_the_python_of_both_sides_and_no_java() -> None:
     remote = (
         "An exception was thrown from the Python worker.\n"
         'Traceback (most recent call last):\n  File "orders.py", line 7, in total\n    return cents * rate\n'
@@ -104,7 +105,7 @@ def test_the_account_has_the_python_of_both_sides_and_none_of_java() -> None:
     assert "org.apache.spark" not in account
 
 
-def test_the_account_has_the_causes_in_the_task_and_no_frames_of_spark(
+def test_the_account_has_the_tasks_causes_and_no_frames_of_spark(
     in_task: Callable[[str], PySparkException],
 ) -> None:
     statement = (
@@ -202,7 +203,7 @@ def test_the_class_of_an_extensions_error_counts_in_a_task(
     assert failure_of(ExceptionGroup("writes", [error])) is failure
 
 
-def test_an_extensions_error_in_a_task_is_reported_as_in_the_batchs_process(
+def test_an_extensions_error_in_a_task_reads_as_in_the_process(
     in_task: Callable[[str], PySparkException],
 ) -> None:
     error = in_task("raise TargetBusyError('the target is away')")
@@ -216,7 +217,8 @@ def test_a_traceback_outside_of_a_task_has_no_failure() -> None:
     assert noted.__notes__ == ["of the caller"]
 
 
-def test_a_failure_that_is_none_is_refused_where_the_error_is_defined() -> None:
+def test_a_failure_that_is_none_is_refused_at_its_definition() -> None:
+    """It is refused where the error is defined."""
     with pytest.raises(TypeError, match=r"LateError has the failure 'later', which is no headrace\.errors\.Failure"):
 
         class LateError(HeadraceError):
@@ -305,7 +307,7 @@ def test_a_killed_worker_is_named_and_not_sparks_advice() -> None:
         assert cause.startswith("the task's Python process was killed or has crashed")
 
 
-def test_the_cause_of_a_task_is_its_python_error_or_its_first_line() -> None:
+def test_the_cause_of_a_task_is_its_python_error_or_first_line() -> None:
     assert task_cause("ExecutorLostFailure (executor 0 exited) Reason: code 137") == (
         "ExecutorLostFailure (executor 0 exited) Reason: code 137"
     )

@@ -97,9 +97,7 @@ def history(tmp_path: Path) -> Iterator[History]:
     ],
     ids=["topic", "folder", "index"],
 )
-def test_an_output_with_a_new_id_at_the_same_place_has_the_former_one(
-    history: History, before: Any, after: Any
-) -> None:
+def test_a_new_id_at_the_same_place_has_the_former_output(history: History, before: Any, after: Any) -> None:
     history.declare(before)
     assert history.former() == {}
     assert history.former() == {}, "another attempt with the same definition"
@@ -128,7 +126,7 @@ def test_another_topic_has_no_former_output_of_this_one(history: History) -> Non
     assert history.former() == {}
 
 
-def test_two_outputs_into_one_topic_are_not_each_others_former_ones(history: History) -> None:
+def test_two_outputs_into_one_topic_are_not_each_others_heirs(history: History) -> None:
     """One of them failed, the other one was sent and then removed: what is missing must be sent."""
     history.declare(topic("a"), topic("b"))
     history.attempt()
@@ -136,7 +134,7 @@ def test_two_outputs_into_one_topic_are_not_each_others_former_ones(history: His
     assert history.former() == {}
 
 
-def test_an_output_that_was_once_beside_the_former_one_is_not_its_heir(history: History) -> None:
+def test_an_output_once_beside_the_former_is_not_its_heir(history: History) -> None:
     history.declare(topic("a"))
     history.attempt()
     history.declare(topic("a"), topic("b"))
@@ -152,7 +150,8 @@ def test_of_two_new_outputs_the_one_declared_first_is_the_heir(history: History)
     assert history.former() == {"b": ("a",)}
 
 
-def test_two_new_outputs_at_the_place_of_one_are_refused_until_one_names_it(history: History) -> None:
+def test_two_new_outputs_at_one_place_are_refused_until_named(history: History) -> None:
+    """They are refused until one of them names the former one."""
     history.declare(topic("a"))
     history.attempt()
     history.declare(topic("b"), topic("c"))
@@ -162,7 +161,7 @@ def test_two_new_outputs_at_the_place_of_one_are_refused_until_one_names_it(hist
     assert history.former() == {"b": ("b",)}, "the attempt between was begun under its own id"
 
 
-def test_an_output_of_a_replay_has_the_former_ids_of_this_replay_only(history: History) -> None:
+def test_an_output_of_a_replay_has_this_replays_former_ids_only(history: History) -> None:
     history.declare(topic("a"))
     history.attempt()
     first = history.replay(topic("b", "copy"))
@@ -171,7 +170,7 @@ def test_an_output_of_a_replay_has_the_former_ids_of_this_replay_only(history: H
     assert (again.outputs[0].former_steps, again.stream_steps) == (("b",), ("a",))
 
 
-def test_a_rebuilt_ledger_may_have_lost_the_former_outputs_attempts(history: History) -> None:
+def test_a_rebuilt_ledger_may_lack_the_former_outputs_attempts(history: History) -> None:
     history.declare(topic("a"))
     history.declare(topic("b"))
     history.rebuilt()

@@ -202,7 +202,7 @@ def test_every_batch_of_a_range_has_an_attempt_like_the_first(rig: Rig) -> None:
     }  # fmt: skip
 
 
-def test_a_range_is_done_when_one_definition_has_written_all_of_it(rig: Rig) -> None:
+def test_a_range_is_done_when_one_definition_wrote_all_of_it(rig: Rig) -> None:
     before, after = rig.stream, rig.stream.model_copy(update={"parameters": {"limit": 2}})
     for time_ms in rig.times:
         rig.complete(time_ms)
@@ -216,7 +216,8 @@ def test_a_range_is_done_when_one_definition_has_written_all_of_it(rig: Rig) -> 
     assert not rig.progress(target="").left
 
 
-def test_a_batch_that_fails_does_not_stop_the_others_and_the_next_try_runs_it_alone(rig: Rig) -> None:
+def test_a_batch_that_fails_does_not_stop_the_others(rig: Rig) -> None:
+    """The next try runs it alone."""
     rig.fail(rig.times[2])
     with pytest.raises(RangeIncompleteError, match="1 of 8 batches"):
         rig.run()
@@ -246,7 +247,8 @@ def test_what_has_failed_comes_last_in_the_next_try(rig: Rig) -> None:
     assert left == [rig.times[0], *rig.times[2:], rig.times[1]]
 
 
-def test_a_range_that_deletes_by_key_runs_one_batch_after_another_and_stops_at_a_failure(rig: Rig) -> None:
+def test_a_range_that_deletes_by_key_stops_at_a_failure(rig: Rig) -> None:
+    """It runs one batch after another."""
     rig.document_ids = KeyIds()
     rig.fail(rig.times[3])
     with pytest.raises(RangeIncompleteError):
@@ -257,7 +259,8 @@ def test_a_range_that_deletes_by_key_runs_one_batch_after_another_and_stops_at_a
     assert rig.ran == [*rig.times[:4], *rig.times[3:]]
 
 
-def test_a_live_attempt_of_another_run_is_waited_for_and_its_batch_run_after_it(rig: Rig) -> None:
+def test_another_runs_live_attempt_is_waited_for_first(rig: Rig) -> None:
+    """The range runs the batch after it."""
     other = rig.begin(rig.times[5], run="run 2", holder="another task")
     thread = threading.Thread(target=rig.run)
     thread.start()
@@ -271,9 +274,7 @@ def test_a_live_attempt_of_another_run_is_waited_for_and_its_batch_run_after_it(
 
 
 @pytest.mark.parametrize(("threads", "shared"), [(3, True), (1, False)])
-def test_batches_that_run_at_a_time_share_jobs_and_one_alone_does_not_wait_for_others(
-    rig: Rig, threads: int, shared: bool
-) -> None:
+def test_batches_at_a_time_share_jobs_and_a_lone_one_never_waits(rig: Rig, threads: int, shared: bool) -> None:
     rig.sessions.jobs = object()
     rig.run(threads=threads)
     assert rig.shared == {shared}
@@ -288,9 +289,8 @@ def complete_own(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("old", [0, 100])
-def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, old: int
-) -> None:
+def test_a_due_batch_goes_first_where_processors_are_short(rig: Rig, monkeypatch: pytest.MonkeyPatch, old: int) -> None:
+    """The due batch is one of the stream, not of the range."""
     monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     # Batch times of yesterday that nobody has run.
     yesterday = [rig.after_ms - 86_400_000 + number * INTERVAL_MS for number in range(old)]
@@ -316,9 +316,8 @@ def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first
     assert before in ([], rig.times[:1])
 
 
-def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stream(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_batches_run_at_a_time_where_processors_are_short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is live."""
     complete_own(rig)
     monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
@@ -342,9 +341,10 @@ def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stre
 
 
 @pytest.mark.parametrize("passed", ["the longest wait", "the time in which a batch is due"])
-def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
+def test_a_range_does_not_wait_for_ever_for_an_unrun_batch(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, passed: str
 ) -> None:
+    """Nobody runs that batch."""
     if passed == "the longest wait":
         monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 0.05)
     else:
@@ -355,9 +355,8 @@ def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
     assert rig.run().batches == 8
 
 
-def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_one_that_has_failed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_does_not_wait_for_batches_behind_a_failed_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches are those of an ordered stream."""
     monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     monkeypatch.setattr(next_attempt, "processors_are_short", lambda _: True)
     rig.stream = rig.stream.model_copy(update={"ordered": True})
@@ -369,9 +368,7 @@ def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_on
 
 
 @pytest.mark.parametrize("first", ["runs", "has completed", "has completed before absorbed times"])
-def test_a_range_gives_way_to_an_ordered_stream_that_works_through_a_backlog(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
+def test_a_range_gives_way_to_an_ordered_streams_backlog(rig: Rig, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     monkeypatch.setattr(next_attempt, "GIVE_WAY_SECONDS", 600)
     # All its batches are older than those that would be due.
     now_ms = rig.times[-1] + 10 * INTERVAL_MS
@@ -415,7 +412,7 @@ def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> No
     assert rig.sessions.ended_before == [rig.times[4]]
 
 
-def test_a_try_gives_the_range_up_to_a_later_one_with_another_definition(rig: Rig) -> None:
+def test_a_try_leaves_the_range_to_a_later_ones_definition(rig: Rig) -> None:
     later = replace(rig.batches(), definition="another").attributes
     fields = {"target": "v2", "definition": rig.replay.to_json(), "outputs": ("elasticsearch",), "way": "connect"}
 
@@ -440,9 +437,7 @@ def test_a_try_that_was_replaced_gives_the_range_up(rig: Rig) -> None:
     assert rig.ran == rig.times[:6]
 
 
-def test_an_interrupted_run_cancels_what_runs_and_begins_nothing_more(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_cancels_what_runs_and_begins_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = threading.Event()
     monkeypatch.setattr(BatchAttempt, "cancel_jobs", lambda _: cancelled.set())
     started = threading.Barrier(3)
@@ -522,7 +517,7 @@ def test_a_range_leaves_out_what_has_no_records_of_its_own(rig: Rig) -> None:
     assert rig.run().batches == 7
 
 
-def test_a_range_says_when_a_batch_after_it_has_taken_its_records(rig: Rig) -> None:
+def test_a_range_says_when_a_batch_after_it_took_its_records(rig: Rig) -> None:
     absorbed = update(batches).where(batches.c.batch_time_ms.in_(rig.times[5:7]))
     with rig.ledger._database.write() as connection:
         connection.execute(absorbed.values(state=BatchState.ABSORBED, absorbed_by_ms=rig.times[7]))
@@ -544,7 +539,8 @@ def test_a_range_without_batches_says_what_to_do(rig: Rig) -> None:
         rig.progress()
 
 
-def test_a_range_with_removed_batches_is_refused_only_when_it_begins(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_with_removed_batches_is_refused_only_at_first(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused only when the range begins."""
     row = rig.ledger.streams.get("shop")
     removed = {**row.to_columns(), "removed_from_ms": rig.times[0], "removed_until_ms": rig.times[1]}
     monkeypatch.setattr(

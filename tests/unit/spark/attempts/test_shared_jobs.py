@@ -141,7 +141,8 @@ def test_a_task_runs_two_batches_at_a_time(session: Session, jobs: SharedSparkJo
     assert session.jobs == [SLOTS]
 
 
-def test_what_batches_of_a_task_use_is_opened_once_and_again_after_an_error() -> None:
+def test_what_a_tasks_batches_use_is_opened_once() -> None:
+    """It is opened again after an error."""
     opened: list[str] = []
 
     @contextmanager
@@ -167,7 +168,7 @@ def test_what_batches_of_a_task_use_is_opened_once_and_again_after_an_error() ->
     assert opened == ["opened", "closed"] * 4
 
 
-def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedSparkJobs) -> None:
+def test_a_batch_whose_task_fails_leaves_the_others_results(jobs: SharedSparkJobs) -> None:
     found = asked(jobs, "good", "damaged", "fine")
     assert [len(found[name]) for name in ("good", "fine")] == [2, 2]
     error = found["damaged"]
@@ -216,9 +217,10 @@ class Away(Count):
         (0, "a b c d e", "a b c d e"),
     ],
 )
-def test_a_task_tries_no_more_batches_when_none_has_succeeded_for_a_minute(
+def test_a_task_tries_no_more_batches_after_a_minute_of_failures(
     monkeypatch: pytest.MonkeyPatch, seconds: float, names: str, tried: str
 ) -> None:
+    """It stops when no batch has succeeded for a minute."""
     now = [0.0]
     log: list[str] = []
     outcomes = shared_jobs._Outcomes(0.0)
@@ -240,7 +242,7 @@ def test_a_task_tries_no_more_batches_when_none_has_succeeded_for_a_minute(
         assert failure_of(BatchTaskFailedError(error)) is Failure.PASSING
 
 
-def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Session, jobs: SharedSparkJobs) -> None:
+def test_a_job_that_fails_as_a_whole_interrupts_all_its_batches(session: Session, jobs: SharedSparkJobs) -> None:
     session.fails = [RuntimeError("Python worker exited unexpectedly")]
     found = asked(jobs, *[f"batch {number}" for number in range(SLOTS * 8)])
     assert {type(error) for error in found.values()} == {JobInterruptedError}
@@ -266,7 +268,7 @@ def test_batches_that_wait_when_the_run_ends_are_interrupted(session: Session, j
         assert [len(each.result(20)) for each in running] == [2, 2]
 
 
-def test_a_cancelled_attempt_leaves_the_queue_or_interrupts_its_job(
+def test_a_cancelled_attempt_leaves_the_queue_or_stops_its_job(
     session: Session, jobs: SharedSparkJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[str] = []

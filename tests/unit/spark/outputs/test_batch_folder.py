@@ -88,7 +88,7 @@ def test_a_reader_never_lists_a_mixture(claim: Claim) -> None:
         assert len(names) == 3
 
 
-def test_a_replaced_attempt_can_neither_write_nor_publish_nor_claim(claim: Claim) -> None:
+def test_a_replaced_attempt_cannot_write_publish_or_claim(claim: Claim) -> None:
     later = replace(claim, attempt=2, token="bbbb")
     claim.take()
     files = [put(claim, "old.parquet")]
@@ -134,7 +134,8 @@ def test_two_attempts_at_once_publish_once(claim: Claim) -> None:
         assert published(attempts[0]) == {"2.parquet": "rows"}
 
 
-def test_a_killed_attempt_leaves_nothing_to_readers_and_the_next_removes_it(claim: Claim) -> None:
+def test_a_killed_attempt_leaves_readers_nothing(claim: Claim) -> None:
+    """The next attempt removes what is left."""
     code = (
         "import sys; sys.path[:0] = []\n"
         "from headrace.spark.outputs.parquet import Claim, WrittenFile\n"
@@ -215,7 +216,7 @@ def test_a_replay_does_not_replace_the_streams_own_files(claim: Claim) -> None:
     assert hidden(claim) == []
 
 
-def test_the_stream_replaces_the_files_of_a_replay_when_it_moves_into_their_folder(claim: Claim) -> None:
+def test_a_stream_moved_to_a_replays_folder_replaces_its_files(claim: Claim) -> None:
     replay = replace(claim, target="v2", attempt=7)
     replay.take()
     replay.publish([put(replay, "a.parquet")])
@@ -232,7 +233,7 @@ def test_what_a_task_did_not_write_to_its_end_is_not_published(claim: Claim) -> 
     assert not claim.published.exists()
 
 
-def test_an_output_path_that_cannot_be_written_is_an_error_with_the_path(tmp_path: Path) -> None:
+def test_an_unwritable_output_path_is_an_error_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputFolderError, match="'parquet' cannot claim batch 1970-01-01T00:00:01Z"):
         Claim(f"{tmp_path}/file/clicks", "clicks", "parquet", "", 1000, 1, "aaaa").take()

@@ -42,7 +42,7 @@ def test_offsets_that_stand_for_two_records_are_ambiguous(again: tuple[int, int]
     assert BatchIncarnations([of("a", 1, 0, 5), of("b", 1, 0, 5), of("a", 2, *again)]).ambiguous == ["a"]
 
 
-def test_where_no_id_depends_on_it_an_ambiguous_incarnation_is_unknown() -> None:
+def test_an_ambiguous_incarnation_is_unknown_if_no_id_needs_it() -> None:
     """Such as of two clusters' topics of one name: a dead letter would get the other cluster's record."""
     known = BatchIncarnations([of("a", 1, 0, 5), of("a", 2, 0, 5), of("b", 1, 0, 5)])
     by_column = ElasticsearchOutput(hosts="http://h:1", index="i", document_ids=ColumnIds(columns=("n",)))
@@ -79,7 +79,8 @@ def test_only_rows_of_records_lack_an_incarnation(names: tuple[str, ...], lacks:
     assert lacks_incarnation(StructType([RECORD_SCHEMA[name] for name in names])) is lacks
 
 
-def test_a_column_that_a_transform_named_incarnation_is_not_the_records() -> None:
+def test_a_column_named_incarnation_is_not_the_records() -> None:
+    """A transform has named the column so."""
     own = [RECORD_SCHEMA[name] for name in ("topic", "partition", "offset")]
     assert lacks_incarnation(StructType([*own, StructField("incarnation", IntegerType())]))
     assert not lacks_incarnation(StructType([*own, StructField(FOUND_INCARNATION, IntegerType())]))

@@ -145,7 +145,7 @@ def test_the_batch_of_a_transforms_test_has_no_manifest() -> None:
 @pytest.mark.parametrize(
     ("version", "refused"), [(NOW_MS + 3_600_000, False), (NOW_MS + 366 * 86_400_000, True)], ids=["soon", "in a year"]
 )
-def test_documents_of_a_batch_time_that_nobody_has_yet_fail_the_batch(
+def test_documents_of_a_time_that_nobody_has_yet_fail_the_batch(
     written: WrittenBatch, version: int, *, refused: bool
 ) -> None:
     """A clock was a year ahead: no update would be written for a year. Another stream may be an hour ahead."""
@@ -155,7 +155,8 @@ def test_documents_of_a_batch_time_that_nobody_has_yet_fail_the_batch(
         ElasticsearchOutputWriter(OUTPUT)._check_versions(counts, written, options)
 
 
-def test_the_versions_of_offsets_are_checked_by_partition_and_left_out_of_the_counts(written: WrittenBatch) -> None:
+def test_the_versions_of_offsets_are_checked_by_partition(written: WrittenBatch) -> None:
+    """They are left out of the counts."""
     asked: list[Any] = []
     said: list[str] = []
 
@@ -171,7 +172,8 @@ def test_the_versions_of_offsets_are_checked_by_partition_and_left_out_of_the_co
     assert "held" not in counts.to_dict()
 
 
-def test_the_place_of_a_batch_keeps_the_alias_of_earlier_letters_while_it_has_its_name(written: WrittenBatch) -> None:
+def test_the_place_of_a_batch_keeps_the_alias_of_earlier_letters(written: WrittenBatch) -> None:
+    """It keeps it while the alias has its name."""
     letters = OUTPUT.dead_letters
     recorded = {**place_of(OUTPUT, ConcreteIndex("clicks-1", "u1")), LETTERS: [letters, "letters-1"]}
     batch = replace(written, known_place=lambda _: recorded)

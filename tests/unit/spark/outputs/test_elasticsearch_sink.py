@@ -120,16 +120,17 @@ def test_deletions_come_after_the_older_values_of_all_tasks(
     assert (tasks.jobs, report.duplicates) == (jobs, 0)
 
 
-def test_rows_that_delete_only_at_the_first_reading_fail_the_batch(elasticsearch: FakeElasticsearch) -> None:
+def test_rows_that_delete_only_at_first_reading_fail_the_batch(elasticsearch: FakeElasticsearch) -> None:
     keys = MAX_KEPT_BYTES // 20
     readings = iter([records([None] * keys, 0), records([b"{}"] * keys, 0)])
     with pytest.raises(DocumentsUnaccountedError, match=f"found {keys} rows without a document.* and 0 when"):
         index_rows(Tasks([lambda: next(readings)], elasticsearch), OPTIONS)  # type: ignore[arg-type]
 
 
-def test_a_batch_that_fails_while_it_is_read_leaves_its_task_no_consumer_that_still_reads_it(
+def test_a_batch_that_fails_while_read_leaves_no_live_consumer(
     elasticsearch: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No consumer of its task still reads the batch."""
     clicks = Clicks()
     clicks.kafka.produce("clicks", 0, *[b"{}"] * 8)
     reader = partial(KafkaRangeReader, consumer_factory=clicks.kafka.consumer, questions=Questions(clicks.kafka))
@@ -192,14 +193,15 @@ def test_a_record_that_compaction_removed_is_an_error(tmp_path: Path, monkeypatc
         assert kafka.fetch("clicks", 0, 20, 1) is None, "another batch's"
 
 
-def test_no_document_is_sent_where_the_alias_of_earlier_batches_is_gone(elasticsearch: FakeElasticsearch) -> None:
+def test_no_document_is_sent_where_the_former_alias_is_gone(elasticsearch: FakeElasticsearch) -> None:
+    """The former alias is that of earlier batches."""
     tasks = Tasks([lambda: records([b"{}"], 0)], elasticsearch)
     with pytest.raises(TargetChangedError, match="It was an alias of 'shop-1'"):
         index_rows(tasks, known("shop-1", "u1"))  # type: ignore[arg-type]
     assert (tasks.jobs, elasticsearch.indices) == (0, {})
 
 
-def test_a_write_through_an_alias_lets_the_server_refuse_an_index_of_its_name(elasticsearch: FakeElasticsearch) -> None:
+def test_a_write_through_an_alias_has_the_server_refuse_an_index(elasticsearch: FakeElasticsearch) -> None:
     """The alias is deleted when the tasks begin."""
     elasticsearch.descriptions["shop"] = {"shop-1": {"aliases": {"shop": {}}, "settings": {"index": {"uuid": "u1"}}}}
 

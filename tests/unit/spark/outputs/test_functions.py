@@ -119,7 +119,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
         sys.modules.pop(module, None)
 
 
-def test_the_function_gets_the_frame_and_the_batch_and_its_counts_are_returned(write: Write) -> None:
+def test_the_function_gets_frame_and_batch_and_returns_counts(write: Write) -> None:
     counts = write(
         "def save(frame, batch):\n"
         "    return {'frame': type(frame).__name__, 'attempt': batch.attempt, 'time': batch.batch_time.isoformat()}\n"
@@ -140,7 +140,7 @@ def test_the_function_is_not_called_without_a_frame(write: Write) -> None:
     assert write("def save(frame, batch): raise RuntimeError", frame=None) == {}
 
 
-def test_the_error_of_a_failed_function_shows_only_the_users_frames(write: Write) -> None:
+def test_a_failed_functions_error_shows_only_the_users_frames(write: Write) -> None:
     with pytest.raises(FunctionFailedError) as raised:
         write("def save(frame, batch):\n    deeper(batch)\n\ndef deeper(batch):\n    raise KeyError('lost')\n")
     text = str(raised.value)
@@ -180,7 +180,8 @@ def test_counts_that_json_cannot_hold_are_refused(write: Write, returned: str, s
         write(f"def save(frame, batch): return {returned}")
 
 
-def test_a_missing_function_or_one_with_too_few_parameters_is_refused(write: Write) -> None:
+def test_a_function_with_too_few_parameters_is_refused(write: Write) -> None:
+    """A missing function is refused too."""
     with pytest.raises(StreamDefinitionError, match="has no 'missing'"):
         write("", name="missing")
     with pytest.raises(TransformError, match=r"takes \(frame\)\. It must take the batch's DataFrame and its context"):

@@ -147,7 +147,7 @@ def records(options: dict[str, str]) -> SentRecords:
     return SentRecords(options["sent_folder"], options["sent_name"])
 
 
-def test_what_a_replay_sent_to_another_cluster_hides_nothing_of_the_streams_own(options: Any) -> None:
+def test_a_replay_to_another_cluster_hides_nothing_of_the_stream(options: Any) -> None:
     """The topic's name is the same there, its id is not."""
     live, replay = records(options()), records(options(target="v2"))
     live.write(Sent("id/of+prod", 1, 5, 50))
@@ -157,7 +157,7 @@ def test_what_a_replay_sent_to_another_cluster_hides_nothing_of_the_streams_own(
     assert live.find("id-of-staging") is None
 
 
-def test_replays_of_different_names_to_one_topic_do_not_hide_each_other(options: Any) -> None:
+def test_replays_of_two_names_to_one_topic_hide_no_other(options: Any) -> None:
     first, second, live = records(options(target="v2")), records(options(target="v3")), records(options())
     first.write(Sent("id", 1, 5, 50))
     assert first.find("id") is not None
@@ -172,7 +172,7 @@ def test_a_topic_that_was_created_again_has_its_own_sent_record(options: Any) ->
     assert [sent.find(topic_id).attempt for topic_id in ("first", "second")] == [1, 2]  # type: ignore[union-attr]
 
 
-def test_transactions_of_different_outputs_and_replays_have_different_names(options: Any) -> None:
+def test_each_output_and_replay_has_its_own_transactions_name(options: Any) -> None:
     wanted = [options(), options("out-v2"), options(target="v2"), options("v2", stream="clicks-out")]
     for one, other in itertools.combinations(wanted, 2):
         assert one["transaction"] != other["transaction"]
@@ -181,7 +181,7 @@ def test_transactions_of_different_outputs_and_replays_have_different_names(opti
 
 @pytest.mark.parametrize("read_by", ["the batch", "its window"])
 @pytest.mark.parametrize(("sent_to", "refused"), [("id-read", True), ("id-elsewhere", False)])
-def test_a_topic_that_the_batch_was_read_from_by_another_connection_is_refused(
+def test_a_topic_the_batch_was_read_from_otherwise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent_to: str, read_by: str, *, refused: bool
 ) -> None:
     """The stream would receive what it sends. A topic of the same name in another cluster has another id."""
@@ -229,7 +229,7 @@ def test_the_batch_of_a_transforms_test_has_no_manifest(options: Any) -> None:
 
 
 @pytest.mark.parametrize(("sent_to", "refused"), [("id", True), ("id-of-staging", False)])
-def test_a_replay_does_not_send_a_batch_again_to_the_streams_own_topic(
+def test_a_replay_sends_no_batch_again_to_the_streams_own_topic(
     options: Any, monkeypatch: pytest.MonkeyPatch, sent_to: str, *, refused: bool
 ) -> None:
     """Its definition may name the cluster otherwise than the stream's."""
@@ -246,7 +246,7 @@ def transaction(options: dict[str, str], monkeypatch: pytest.MonkeyPatch, sent_t
 
 
 @pytest.mark.parametrize("target", ["", "v2"])
-def test_an_output_with_a_new_id_takes_over_the_record_of_the_former_one(
+def test_an_output_with_a_new_id_takes_over_the_formers_record(
     options: Any, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     """A batch that was sent to a topic is not sent there again, whatever the output is named now."""
@@ -261,9 +261,8 @@ def test_an_output_with_a_new_id_takes_over_the_record_of_the_former_one(
     assert former.find("id") is None, "it stands for one output only"
 
 
-def test_a_replay_by_an_output_of_another_id_does_not_send_a_batch_again_to_the_streams_own_topic(
-    options: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_by_another_id_does_not_send_a_batch_again(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch was sent to the stream's own topic before."""
     records(options()).write(Sent("id", 1, 5, 50))
     replay = options("fixed", "v2", stream_steps=("out",))
     with pytest.raises(OwnTopicError, match="itself has sent the batch"):
@@ -271,9 +270,7 @@ def test_a_replay_by_an_output_of_another_id_does_not_send_a_batch_again_to_the_
     transaction(replay, monkeypatch, sent_to="id-of-staging")
 
 
-def test_the_folder_itself_knows_which_former_outputs_have_sent_to_a_topic(
-    options: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_knows_which_former_outputs_have_sent(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger may be older than the topic, so that it has no attempt of the former output."""
     for target in ("", "v2"):
         transaction(options("out", target), monkeypatch, sent_to=f"id{target}")
@@ -288,7 +285,7 @@ def test_the_folder_itself_knows_which_former_outputs_have_sent_to_a_topic(
     assert len(named.former) == 1, "the ledger knows it too"
 
 
-def test_an_output_that_was_beside_another_one_is_not_its_former_id(tmp_path: Path) -> None:
+def test_an_output_once_beside_another_is_not_its_former_id(tmp_path: Path) -> None:
     both = TopicSenders(str(tmp_path / "senders"), "a", ("a", "b"))
     both.note("id")
     assert replace(both, name="b", present=("b",)).former("id") == []

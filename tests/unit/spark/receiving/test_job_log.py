@@ -35,9 +35,8 @@ def test_a_log_below_the_limit_is_not_rotated(log: Path, monkeypatch: pytest.Mon
     assert (log.read_text(), parts_of(log)) == ("a line\n", [])
 
 
-def test_a_rotated_log_becomes_a_part_and_its_writers_continue_in_the_empty_file(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rotated_log_becomes_a_part_and_its_file_is_empty(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its writers continue in the empty file."""
     monkeypatch.setattr(job_log, "MAX_BYTES", 3)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     script = "import sys\nfor line in sys.stdin: print('wrote', line.strip(), flush=True)"

@@ -45,7 +45,8 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
 
-def test_a_receivers_application_neither_speculates_nor_shrinks_and_shares_fairly() -> None:
+def test_a_receivers_application_neither_speculates_nor_shrinks() -> None:
+    """It shares its processors fairly."""
     given = {"spark.speculation": "true", "spark.dynamicAllocation.enabled": "true"}
     conf = receiver_conf(stream(), "local[4]", None, given=given, environment=LOOPBACK)
     assert conf["spark.speculation"] == "false"
@@ -59,7 +60,8 @@ UNSAFE_PAGES = ("spark.ui.killEnabled", "spark.ui.heapHistogramEnabled", "spark.
 
 
 @pytest.mark.parametrize("master", ["local[4]", "spark://host:7077", "yarn"])
-def test_sparks_pages_neither_kill_jobs_nor_show_the_memory_unless_the_stream_says_so(master: str) -> None:
+def test_sparks_pages_neither_kill_jobs_nor_show_the_memory(master: str) -> None:
+    """They do so only if the stream says so."""
     conf = receiver_conf(stream(), master, None, given={}, environment=LOOPBACK)
     assert [conf[name] for name in UNSAFE_PAGES] == ["false"] * 3
     # The application of a submitted batch has the same defaults.
@@ -69,7 +71,8 @@ def test_sparks_pages_neither_kill_jobs_nor_show_the_memory_unless_the_stream_sa
     assert [conf[name] for name in UNSAFE_PAGES] == ["false", "true", "true"]
 
 
-def test_without_any_conf_the_application_has_the_streams_name_and_runs_on_this_machine() -> None:
+def test_without_conf_the_application_has_the_streams_name() -> None:
+    """It runs on this machine."""
     declared = stream()
     master = declared.spark.master_url(declared.receivers)
     conf = receiver_conf(declared, master, None, given={}, environment=LOOPBACK)
@@ -78,12 +81,14 @@ def test_without_any_conf_the_application_has_the_streams_name_and_runs_on_this_
 
 
 @pytest.mark.parametrize("master", ["local[4]", "spark://host:7077"])
-def test_the_environment_that_a_stream_gives_its_executors_reaches_them(master: str) -> None:
+def test_the_environment_given_to_executors_reaches_them(master: str) -> None:
+    """It is the stream that gives it."""
     declared = stream(conf={"spark.executorEnv.REGION": "eu"})
     assert receiver_conf(declared, master, None, given={}, environment={})["spark.executorEnv.REGION"] == "eu"
 
 
-def test_a_cluster_whose_masters_all_refuse_is_named_before_spark_tries_for_a_minute() -> None:
+def test_a_cluster_whose_masters_all_refuse_is_named_early() -> None:
+    """It is named before Spark tries for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Not listening, so connections are refused.
         refusing = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -103,7 +108,7 @@ def test_executors_are_not_allocated_without_a_cluster(monkeypatch: pytest.Monke
         start_application(stream(master="spark://host:7077", executors=ExecutorAllocation()), token=None)
 
 
-def test_an_application_that_allocates_executors_begins_with_the_minimum() -> None:
+def test_an_allocating_application_begins_with_the_minimum() -> None:
     """Where the cluster manager asks for a number; it is raised so that a batch has a slot."""
 
     def first(conf: dict[str, str] | None = None, **bounds: int) -> str | None:
@@ -136,12 +141,12 @@ def test_a_start_that_fails_stops_what_was_started(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("setting", ["spark.dynamicAllocation.enabled", "spark.speculation"])
-def test_what_would_move_or_take_executors_is_refused_in_a_streams_conf(setting: str) -> None:
+def test_what_would_move_or_take_executors_is_refused_in_conf(setting: str) -> None:
     with pytest.raises(StreamDefinitionError, match=f"{setting} is set by headrace"):
         SparkSettings(conf={setting: "true"})
 
 
-def test_what_was_given_to_spark_submit_wins_over_the_streams_conf() -> None:
+def test_what_spark_submit_was_given_wins_over_the_streams_conf() -> None:
     conf = receiver_conf(
         stream(conf={"spark.a": "stream", "spark.b": "stream"}),
         "local[4]",
@@ -152,9 +157,10 @@ def test_what_was_given_to_spark_submit_wins_over_the_streams_conf() -> None:
     assert (conf["spark.a"], conf["spark.b"]) == ("submit", "stream")
 
 
-def test_the_connect_server_listens_on_loopback_and_its_token_is_not_for_a_command_line(
+def test_the_connect_server_listens_on_loopback_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Its token is not for a command line."""
     import os
 
     conf = receiver_conf(stream(), "local[4]", "the token", given={}, environment=LOOPBACK)
@@ -169,12 +175,13 @@ def test_under_spark_submit_the_token_is_set_in_the_running_jvm(monkeypatch: pyt
     assert conf["spark.connect.authenticate.token"] == "the token"
 
 
-def test_a_user_interface_that_would_listen_everywhere_is_not_started() -> None:
+def test_a_user_interface_that_would_listen_everywhere_is_off() -> None:
     assert receiver_conf(stream(), "local[4]", None, given={}, environment={})["spark.ui.enabled"] == "false"
     assert "spark.ui.enabled" not in receiver_conf(stream(), "local[4]", None, given={}, environment=LOOPBACK)
 
 
-def test_no_setting_holds_a_connection_and_executors_elsewhere_are_given_their_file() -> None:
+def test_no_setting_holds_a_connection() -> None:
+    """Executors elsewhere are given their file."""
     environment = {"AIRFLOW_CONN_KAFKA": "hunter2", "HEADRACE_SECRET_KEY": "hunter2"}
     conf = receiver_conf(stream(), "spark://host:7077", None, given={}, environment=environment)
     assert conf["spark.executorEnv.HEADRACE_CONNECTIONS_FILE"] == "headrace-connections.json"
@@ -216,9 +223,10 @@ def test_a_cluster_whose_executors_come_one_by_one_is_waited_for(
     assert (slots, 3 - len(seen)) == (4 if looks == 3 else 1, looks)
 
 
-def test_a_shared_application_has_the_jobs_name_and_splits_a_batch_for_the_cores(
+def test_a_shared_application_has_the_jobs_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It splits a batch for the cores."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     conf = receiver_conf(stream(master="local[24]", job="shared"), "local[24]", None, given={}, environment=LOOPBACK)
     assert conf["spark.app.name"] == "headrace receiver @shared"

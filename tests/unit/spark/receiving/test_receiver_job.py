@@ -198,7 +198,7 @@ def test_a_ledger_that_stays_away_keeps_no_job_that_starts(
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2, 10])
-def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
+def test_a_ledger_away_for_a_while_fails_no_stopping_job(
     stream: Stream, ledger: Any, spark: SimpleNamespace, failures: int
 ) -> None:
     spark.ledger_failures = failures
@@ -228,7 +228,7 @@ def requested(stream: Stream, ledger: Any, name: str, **spark: Any) -> StreamCon
     return StreamContext(sharing, ledger)
 
 
-def test_a_shared_process_runs_what_requests_it_and_ends_when_nothing_does(
+def test_a_shared_process_runs_its_requests_and_ends_without_any(
     stream: Stream, ledger: Any, spark: SimpleNamespace
 ) -> None:
     first = requested(stream, ledger, "orders")
@@ -243,9 +243,11 @@ def test_a_shared_process_runs_what_requests_it_and_ends_when_nothing_does(
     assert ledger.shared_jobs.current("mill").ended_at_ms is not None
 
 
-def test_a_shared_process_whose_start_fails_fails_the_requests_that_wait(
+def test_a_shared_process_that_cannot_start_fails_its_requests(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The requests are those that wait."""
+
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no memory")
 
@@ -289,7 +291,7 @@ def run_with_listeners(stream: Stream, ledger: Any, monkeypatch: pytest.MonkeyPa
     return ReceiverProcess(StreamContext(changed, ledger), revision=1, holder="a test").run()
 
 
-def test_the_jobs_listeners_get_its_events_from_its_start_to_its_end(
+def test_the_jobs_listeners_get_its_events_from_start_to_end(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = Listener(reference="listening:Listening", name="broken", arguments={"fails": True})
@@ -313,7 +315,7 @@ def test_a_listener_that_hangs_does_not_keep_the_job_from_ending(
     Listening.gate.set()
 
 
-def test_a_job_that_stops_renews_its_lease_while_it_waits_for_a_listener(
+def test_a_stopping_job_renews_its_lease_while_a_listener_hangs(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = threading.Event()
@@ -336,7 +338,7 @@ def test_a_job_that_stops_renews_its_lease_while_it_waits_for_a_listener(
     assert Listening.gate.is_set()
 
 
-def test_receiving_does_not_wait_for_a_listener_whose_constructor_hangs(
+def test_receiving_does_not_wait_for_a_listeners_constructor(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver_job, "LISTENERS_SECONDS", 0.1)
@@ -346,9 +348,11 @@ def test_receiving_does_not_wait_for_a_listener_whose_constructor_hangs(
     Listening.gate.set()
 
 
-def test_a_failed_job_releases_its_lease_without_waiting_for_a_listener_that_hangs(
+def test_a_failed_job_releases_its_lease_before_a_listener_ends(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It does not wait for a listener that hangs."""
+
     def fail(*_: object) -> None:
         raise RuntimeError("a test")
 
@@ -374,7 +378,8 @@ def make(tmp_path: Path, storage: str) -> Stream:
     )
 
 
-def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_written_to_ends_the_job(tmp_path: Path) -> None:
+    """It ends at once, and the error has the path."""
     (tmp_path / "file").write_text("")
     stream = make(tmp_path, f"{tmp_path}/file/shop")
     with Ledger.open(stream.ledger) as ledger:
@@ -387,9 +392,10 @@ def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(
     assert f"{tmp_path}/file" in (job.error or "")
 
 
-def test_a_kafka_that_is_away_is_in_the_jobs_log_and_the_ledger_while_spark_starts(
+def test_a_kafka_that_is_away_is_logged_while_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It is in the job's log and in the ledger."""
     monkeypatch.setattr(client, "HOPE_SECONDS", 0.2)
     stream = make(tmp_path, str(tmp_path / "storage"))
     with Ledger.open(stream.ledger) as ledger:
@@ -506,7 +512,8 @@ def test_a_stop_does_not_wait_for_batches_if_none_are_run(world: World) -> None:
     assert world.drain(most=0) == ()
 
 
-def test_all_that_was_received_is_waited_for_with_what_is_still_to_be_allocated(world: World) -> None:
+def test_all_that_was_received_is_waited_for(world: World) -> None:
+    """That includes what is still to be allocated."""
     first = world.receive()
     world.allocate(first)
     world.run(first)
@@ -540,7 +547,8 @@ def test_the_job_keeps_its_lease_meanwhile(world: World) -> None:
     assert job.alive(world.clock.now_ms())
 
 
-def test_a_stop_waits_for_a_limited_time_for_batches_that_make_no_progress(world: World) -> None:
+def test_a_stop_waits_for_a_limited_time_without_progress(world: World) -> None:
+    """The time is limited where batches make no progress."""
     time_ms = world.receive()
     world.allocate(time_ms)
     world.run(time_ms)
@@ -569,7 +577,7 @@ def test_a_stop_waits_for_a_backlog_for_at_most_ten_intervals(world: World) -> N
     assert 100 <= world.slept <= 102
 
 
-def test_a_job_that_is_replaced_leaves_what_does_not_run_yet_to_the_next(world: World) -> None:
+def test_a_replaced_job_leaves_what_does_not_run_yet_to_the_next(world: World) -> None:
     first = world.receive()
     world.allocate(first)
     world.run(first)

@@ -107,7 +107,7 @@ def test_receivers_of_another_stream_in_the_job_count(setting: Setting) -> None:
         setting.start(2)
 
 
-def test_after_the_loss_of_an_executor_its_receiver_starts_on_the_least_loaded_one(setting: Setting) -> None:
+def test_a_lost_executors_receiver_starts_on_the_least_loaded(setting: Setting) -> None:
     handles = [setting.start(index) for index in range(3)]
     setting.executors = [ONE, TWO]
     handles[2].ended = True
@@ -125,7 +125,7 @@ def test_a_receiver_whose_job_has_ended_is_on_no_executor(setting: Setting) -> N
     assert setting.start(2).locations == (ONE,)
 
 
-def test_a_running_receiver_counts_only_for_the_executor_that_runs_it(setting: Setting) -> None:
+def test_a_running_receiver_counts_for_its_executor_only(setting: Setting) -> None:
     handles = [setting.start(index) for index in range(3)]
     setting.executors = [ONE, FOUR]
     handles[1].ended = handles[2].ended = True
@@ -136,9 +136,7 @@ def test_a_running_receiver_counts_only_for_the_executor_that_runs_it(setting: S
     assert setting.start(1).locations == (ONE, FOUR), "each runs one"
 
 
-def test_where_nothing_is_known_of_executors_a_receiver_starts_anywhere(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receiver_starts_anywhere_without_known_executors(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Any) -> list[Executor]:
         raise RuntimeError("the JVM says no")
 
@@ -148,7 +146,7 @@ def test_where_nothing_is_known_of_executors_a_receiver_starts_anywhere(
     assert setting.start(1).locations == ()
 
 
-def test_after_the_loss_of_executors_the_last_slot_is_kept_for_batches(setting: Setting) -> None:
+def test_after_the_loss_of_executors_batches_keep_the_last_slot(setting: Setting) -> None:
     handles = [setting.start(index) for index in range(3)]
     setting.executors = [ONE]
     handles[1].ended = handles[2].ended = True
@@ -158,7 +156,7 @@ def test_after_the_loss_of_executors_the_last_slot_is_kept_for_batches(setting: 
     setting.start(1)
 
 
-def test_receivers_that_hold_every_slot_that_is_left_are_reported(setting: Setting) -> None:
+def test_receivers_that_hold_every_slot_left_are_reported(setting: Setting) -> None:
     handles = [setting.start(index) for index in range(3)]
     setting.slots_of_each = 1
     assert "3 task slot(s) left, and 3 receiver(s) hold them all" in (setting.launcher.crowding() or "")
@@ -175,7 +173,7 @@ def test_a_question_about_slots_that_fails_ends_no_receiver(setting: Setting, mo
     assert setting.launcher.crowding() is None
 
 
-def test_the_executors_of_receivers_are_known_when_each_of_them_is(setting: Setting) -> None:
+def test_the_executors_of_receivers_are_known_if_each_of_them_is(setting: Setting) -> None:
     assert setting.launcher.executors_of_receivers() == set()
     handles = [setting.start(index) for index in range(3)]
     assert setting.launcher.executors_of_receivers() == {"1", "2", "3"}
@@ -234,7 +232,8 @@ def test_a_receivers_job_is_placed_at_its_locations(placed: list[tuple[Any, ...]
 
 
 @pytest.mark.usefixtures("placed")
-def test_the_launcher_asks_spark_for_a_receivers_executor_until_spark_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_asks_spark_for_an_executor_until_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the executor of a receiver."""
     asked: list[str] = []
 
     def ask(_: Any, group: str) -> Executor | None:
@@ -270,7 +269,7 @@ class Endless:
         raise RuntimeError("cancelled")
 
 
-def test_a_receiver_whose_executor_is_lost_has_ended_before_spark_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_executors_receiver_ends_before_spark_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark repeats its task four times, each time when a slot is free."""
     job = Endless()
     live = [ONE, TWO]
@@ -300,9 +299,7 @@ def on_two(monkeypatch: pytest.MonkeyPatch) -> Endless:
 
 
 @pytest.mark.parametrize("locations", [(ONE,), (ONE, "host4")])
-def test_a_receiver_that_started_outside_of_its_locations_is_refused(
-    on_two: Endless, locations: tuple[Location, ...]
-) -> None:
+def test_a_receiver_started_outside_its_locations_is_refused(on_two: Endless, locations: tuple[Location, ...]) -> None:
     handle = SparkReceiverHandle(on_two, task(0), "the group", locations, lambda: [ONE, TWO])  # type: ignore[arg-type]
     assert not handle.done(), "it is not known where it runs"
     assert handle.running_on() == TWO
@@ -317,9 +314,10 @@ def test_a_receiver_that_started_outside_of_its_locations_is_refused(
 @pytest.mark.parametrize(
     ("locations", "anywhere"), [((ONE, TWO), False), (("host2",), False), ((), False), ((ONE,), True)]
 )
-def test_a_receiver_is_accepted_at_each_of_its_locations_and_elsewhere_if_it_is_placed_again(
+def test_a_receiver_is_accepted_at_each_of_its_locations(
     on_two: Endless, locations: tuple[Location, ...], anywhere: bool
 ) -> None:
+    """Elsewhere it is accepted if it is placed again."""
     handle = SparkReceiverHandle(
         on_two,  # type: ignore[arg-type]
         task(0),
@@ -335,7 +333,8 @@ def test_a_receiver_is_accepted_at_each_of_its_locations_and_elsewhere_if_it_is_
     assert not handle.is_refused
 
 
-def test_a_refused_receiver_is_placed_by_the_present_load_and_then_accepted_anywhere(setting: Setting) -> None:
+def test_a_refused_receiver_is_placed_by_load_then_accepted(setting: Setting) -> None:
+    """The load is the present one, and then any place is accepted."""
     handles = [setting.start(index) for index in range(3)]
     assert handles[1].locations == (TWO,)
     assert not handles[1].anywhere
@@ -349,7 +348,7 @@ def test_a_refused_receiver_is_placed_by_the_present_load_and_then_accepted_anyw
     assert not setting.start(1).anywhere, "it was not refused again"
 
 
-def test_where_the_executors_are_not_known_no_receiver_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_receiver_is_lost_where_executors_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """In local mode there are none."""
     job = Endless()
     monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
@@ -361,9 +360,10 @@ def test_where_the_executors_are_not_known_no_receiver_is_taken_for_lost(monkeyp
     assert handle.join(20)
 
 
-def test_the_error_of_a_receivers_first_task_is_reported_and_not_that_spark_repeated_it(
+def test_the_error_of_a_receivers_first_task_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """That Spark repeated the task is not reported."""
     job = Endless()
     job.cancelled.set()
     text = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 137"

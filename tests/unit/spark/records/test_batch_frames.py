@@ -111,7 +111,8 @@ def manifest_of(folder: Path, blocks: tuple[ManifestBlock, ...]) -> str:
     return manifest.uri
 
 
-def test_a_batch_whose_log_is_gone_is_refused_with_its_time_its_input_and_what_to_do(tmp_path: Path) -> None:
+def test_a_batch_whose_log_is_gone_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """The error has the batch's time and the input too."""
     partition = TopicPartition("lines", LINES.topic_id, 0)
     block = ManifestBlock(BlockHandle("lines/0/1", 0, 10), 3, 10, (OffsetRange(partition, 0, 3, 3),))
     with pytest.raises(ReadAgainError, match=r"2023-11-14.*input 'lines'.*raise the stream's remember") as refused:
@@ -119,5 +120,5 @@ def test_a_batch_whose_log_is_gone_is_refused_with_its_time_its_input_and_what_t
     assert refused.value.failure is Failure.FINAL
 
 
-def test_a_batch_without_records_of_the_input_needs_nothing_of_it(tmp_path: Path) -> None:
+def test_a_batch_without_records_of_the_input_needs_none_of_it(tmp_path: Path) -> None:
     refuse_reading_again(LINES, [manifest_of(tmp_path, ())])

@@ -59,7 +59,8 @@ class ForgetfulDigits:
         return pa.array(decoded, self._kind), {row: "no number" for row, text in enumerate(texts) if text == "x"}
 
 
-def test_a_value_that_is_decoded_to_null_without_a_reason_is_no_record_without_a_value() -> None:
+def test_a_value_decoded_to_null_is_no_record_without_a_value() -> None:
+    """The decoder gives no reason."""
     block, _ = make_block([b"1", b"x", None, b"forgotten"], from_offset=0)
     decoding = RecordDecoding({"value": TaskDecoder(f"{__name__}:ForgetfulDigits", StringType(), {})}, "UTC")
     (batch,) = decoding.run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
@@ -80,6 +81,6 @@ def test_a_task_imports_no_definition_to_decode() -> None:
 
 
 @pytest.mark.parametrize("reference", ["headrace_nowhere:Decoder", "headrace.spark.records.json_objects:Nothing"])
-def test_a_decoder_that_a_task_cannot_import_is_named_with_the_remedy(reference: str) -> None:
+def test_a_decoder_a_task_cannot_import_is_named_with_the_remedy(reference: str) -> None:
     with pytest.raises(DecoderMissingError, match=rf"cannot import the decoder {reference}.*on all hosts"):
         TaskDecoder(reference, StringType(), {}).make("UTC")

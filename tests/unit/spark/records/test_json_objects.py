@@ -273,7 +273,7 @@ def exact(name: str, value: Any, decoded: Any) -> bool:
 )
 @example(b'{"i":1}]')
 @example(b'{"x":1e400}')
-def test_a_record_is_taken_if_it_is_one_object_and_each_value_is_exact(text: bytes) -> None:
+def test_a_record_is_taken_if_it_is_one_object_of_exact_values(text: bytes) -> None:
     array, refused = JsonObjects(KIND).decode(pa.array([text], pa.binary()))
     (decoded,) = array.to_pylist()
     try:

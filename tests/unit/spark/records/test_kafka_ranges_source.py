@@ -21,9 +21,10 @@ def reader(**options: str) -> KafkaRangesReader:
     return KafkaRangesDataSource(given).reader(RECORD_SCHEMA)
 
 
-def test_the_connection_is_looked_up_where_the_read_is_planned_and_its_secret_is_in_no_plan(
+def test_the_connection_is_looked_up_where_the_read_is_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Its secret is in no plan."""
     extra = {"bootstrap.servers": "127.0.0.1:1", "sasl.username": "me", "sasl.password": "hunter2"}
     monkeypatch.setenv("AIRFLOW_CONN_REPLAYED_KAFKA", json.dumps({"conn_type": "kafka", "extra": extra}))
     made = reader()

@@ -52,7 +52,7 @@ def test_a_batch_context_has_the_batchs_time_and_interval() -> None:
     assert CONTEXT.attempt == 2
 
 
-def test_a_batch_context_has_the_window_the_parameters_and_the_replay() -> None:
+def test_a_batch_context_has_window_parameters_and_replay() -> None:
     context = BatchContext.of(
         "clicks", 1_700_000_010_000, 10_000, 2, parameters={"threshold": 3}, window_ms=30_000, target="v2"
     )
@@ -103,9 +103,10 @@ def test_a_mapping_has_to_name_every_output() -> None:
         apply_transform(lambda df: {"other": df}, {"records": 1}, ("console",), CONTEXT)  # type: ignore[dict-item]
 
 
-def test_a_mapping_may_name_outputs_that_are_not_wanted_now_but_no_unknown_ones(
+def test_a_mapping_may_name_unwanted_outputs_but_no_unknown_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The unwanted outputs are those not wanted now."""
     monkeypatch.setattr("headrace.spark.records.transforms._check_frame", lambda output, frame: None)
     frames: Any = apply_transform(
         lambda df: {"a": 1, "b": 2},
@@ -124,9 +125,8 @@ def test_without_a_transform_the_input_is_the_result() -> None:
     assert frames == {"a": "frame", "b": "frame"}
 
 
-def test_a_transform_from_py_files_is_pickled_by_value_with_the_modules_it_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transform_from_py_files_is_pickled_with_its_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is pickled by value."""
     from pyspark import cloudpickle
 
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -150,9 +150,8 @@ def test_a_transform_from_py_files_is_pickled_by_value_with_the_modules_it_impor
     assert cloudpickle.loads(pickled)(1) == [1, 1]
 
 
-def test_other_files_beside_a_py_file_replace_no_installed_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_files_beside_a_py_file_replace_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules are those that are installed."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("elasticsearch.py", "unit_transform_of_a_file.py"):
         (tmp_path / name).write_text("def transform(df):\n    return df\n")
@@ -235,21 +234,23 @@ def version(folder: Path, *steps: str, **fields: Any) -> str:
     return code_version(stream_with_code(folder, **fields), steps or ("console",))
 
 
-def test_the_code_version_names_the_function_its_hash_and_headraces_version(folder: Path) -> None:
+def test_the_code_version_names_function_hash_and_headrace(folder: Path) -> None:
+    """The third part is headrace's own version."""
     name, digest, package, number = version(folder).split()
     assert (name, package, number) == ("flights:to_document", "headrace", __version__)
     assert len(digest.strip(",")) == 8
 
 
 @pytest.mark.parametrize("changed", ["flights.py", "shared/__init__.py", "shared/airlines.py", "shared/names.py"])
-def test_the_code_version_changes_with_every_module_that_the_function_imports(folder: Path, changed: str) -> None:
+def test_the_code_version_changes_with_every_imported_module(folder: Path, changed: str) -> None:
+    """The modules are those that the function imports."""
     before = version(folder)
     with (folder / changed).open("a") as file:
         file.write("# changed\n")
     assert version(folder) != before
 
 
-def test_the_code_version_does_not_depend_on_other_imported_modules(folder: Path) -> None:
+def test_the_code_version_ignores_other_imported_modules(folder: Path) -> None:
     before = version(folder)
     (folder / "unrelated.py").write_text("x = 2\n")
     name = f"other_{uuid.uuid4().hex}"
@@ -258,7 +259,8 @@ def test_the_code_version_does_not_depend_on_other_imported_modules(folder: Path
     assert version(folder) == before
 
 
-def test_the_code_version_is_equal_from_an_archive_and_on_another_machine(folder: Path, tmp_path: Path) -> None:
+def test_the_code_version_is_equal_from_an_archive_and_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """It is equal on another machine, too."""
     archive = tmp_path / "elsewhere" / "code.zip"
     archive.parent.mkdir()
     with zipfile.ZipFile(archive, "w") as zipped:
@@ -267,9 +269,7 @@ def test_the_code_version_is_equal_from_an_archive_and_on_another_machine(folder
     assert version(folder, py_files=(str(archive),)) == version(folder)
 
 
-def test_what_an_attempt_was_tried_with_changes_with_the_code_and_not_with_its_folder(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_what_an_attempt_was_tried_with_is_its_code_not_a_folder(folder: Path, tmp_path: Path) -> None:
     """A git bundle of Airflow has the same file in a folder for each commit."""
 
     def tried(root: Path) -> str:

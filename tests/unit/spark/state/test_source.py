@@ -71,7 +71,7 @@ def test_two_attempts_at_one_task_never_share_a_file(tmp_path: Path) -> None:
     assert one.files[0].path != other.files[0].path
 
 
-def test_the_commit_reports_the_files_of_every_task_to_the_caller(tmp_path: Path) -> None:
+def test_the_commit_reports_the_files_of_every_task(tmp_path: Path) -> None:
     writer = StateWriter(str(tmp_path), "1700000000000-1", "reports/x.json", ("word",))
     tasks = [writer.write(iter([rows(["a"], ["added"])])), writer.write(iter([rows(["b"], ["changed"])]))]
     writer.commit(tasks)
@@ -87,7 +87,8 @@ def test_a_missing_report_of_the_states_write_is_an_error(tmp_path: Path) -> Non
         WriteReport.read(open_storage(str(tmp_path)), "reports/x.json")
 
 
-def test_a_column_that_came_later_is_null_in_older_files_and_a_wider_number_is_read(tmp_path: Path) -> None:
+def test_a_later_column_is_null_in_older_files(tmp_path: Path) -> None:
+    """A number that became wider is read too."""
     batch = rows(["a"])
     (file,) = written(tmp_path, batch.set_column(1, "count", batch.column("count").cast(pa.int32()))).files
     wanted = batch.schema.append(pa.field("seen", pa.timestamp("us", tz="UTC")))
@@ -128,7 +129,7 @@ def test_missing_options_of_the_state_source_are_refused(tmp_path: Path) -> None
         StateTableSource({"folder": str(tmp_path)}).reader(None)  # type: ignore[arg-type]
 
 
-def test_a_missing_version_document_fails_the_planning_of_the_read(tmp_path: Path) -> None:
+def test_a_missing_version_document_fails_the_reads_planning(tmp_path: Path) -> None:
     options = {"folder": str(tmp_path), "document": "versions/1-1-1.json", "files": "table"}
     with pytest.raises(StateDamagedError, match=r"versions/1-1-1.json is gone"):
         StateTableSource(options).reader(None).partitions()  # type: ignore[arg-type]

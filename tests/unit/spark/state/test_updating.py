@@ -82,9 +82,10 @@ def test_an_update_may_take_all_that_there_is(make_stream: Callable[..., Stream]
 
 
 @pytest.mark.parametrize(("update", "declared"), [("leaves", {"window": "30 s"}), ("times_out", {"timeout": "60 s"})])
-def test_an_update_may_take_leaving_only_with_a_window_and_timing_out_only_with_a_timeout(
+def test_an_update_takes_leaving_and_timing_out_only_if_set(
     make_stream: Callable[..., Stream], update: str, declared: dict[str, Any]
 ) -> None:
+    """Leaving needs a window, and timing out needs a timeout."""
     check_transform(make_stream(update, **declared))
     with pytest.raises(TransformError, match=r"takes \(lines, (leaving|timing_out)\)"):
         check_transform(make_stream(update))
@@ -96,9 +97,10 @@ def test_a_missing_function_of_the_initial_table_is_refused(make_stream: Callabl
         check_transform(make_stream("leaves", window="30 s", initial="functions:missing"))
 
 
-def test_an_update_with_wrong_parameters_is_refused_before_the_first_batch(
+def test_an_update_with_wrong_parameters_is_refused_at_first(
     make_stream: Callable[..., Stream],
 ) -> None:
+    """It is refused before the first batch."""
     with pytest.raises(TransformError, match=r"takes \(lines, table\)"):
         check_transform(make_stream("other"))
 
@@ -166,7 +168,7 @@ def test_a_column_may_be_added_and_a_number_widened(versions: Any) -> None:
         (COUNTS, ("word", "count"), "the keys were word and are word, count"),
     ],
 )
-def test_any_other_change_of_the_definition_is_refused_with_a_remedy(
+def test_other_definition_changes_are_refused_with_a_remedy(
     versions: Any, declared: StructType, keys: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(StateDefinitionError, match=f"{message}.*delete the folder state/"):
@@ -251,7 +253,7 @@ def test_the_batch_that_leaves_the_window_leaves(windowed: Windowed) -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_an_abandoned_batch_leaves_if_later_ones_were_built_on_it(windowed: Windowed, recorded: bool) -> None:
+def test_an_abandoned_batch_leaves_if_later_ones_build_on_it(windowed: Windowed, recorded: bool) -> None:
     windowed.run(0)
     windowed.give_up(1, updated=True, recorded=recorded)
     assert windowed.leaving(3) == [0, 1], "what batch 3 would start from is batch 1's own table"
@@ -259,7 +261,7 @@ def test_an_abandoned_batch_leaves_if_later_ones_were_built_on_it(windowed: Wind
     assert windowed.leaving(3) == [1]
 
 
-def test_an_abandoned_batch_that_never_came_into_the_table_does_not_leave(windowed: Windowed) -> None:
+def test_an_abandoned_batch_never_in_the_table_does_not_leave(windowed: Windowed) -> None:
     windowed.run(0)
     windowed.give_up(1, updated=False)
     windowed.run(2)
@@ -267,7 +269,7 @@ def test_an_abandoned_batch_that_never_came_into_the_table_does_not_leave(window
     assert windowed.leaving(4) == [2]
 
 
-def test_the_ledger_decides_about_a_batch_whose_version_has_been_pruned(windowed: Windowed) -> None:
+def test_the_ledger_decides_about_a_batch_with_a_pruned_version(windowed: Windowed) -> None:
     windowed.versions.snapshot_every = 1
     windowed.run(0)
     windowed.give_up(1, updated=True)
@@ -286,9 +288,10 @@ def test_every_field_of_a_state_is_documented() -> None:
 
 
 @pytest.mark.parametrize("corrected", ["other rows", "no initial table"])
-def test_a_corrected_initial_table_is_used_when_the_first_batch_has_failed_with_the_one_before(
+def test_a_corrected_initial_table_is_used_after_a_failed_batch(
     make_stream: Callable[..., Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrected: str
 ) -> None:
+    """The first batch has failed, and the one before as well."""
     stream = make_stream("update", initial="functions:other")
     store = StateStore.of(stream)
     rows = iter((1, 2, 3, 4, 5))

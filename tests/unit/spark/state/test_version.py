@@ -112,7 +112,7 @@ def test_rows_are_counted_from_version_to_version(versions: Any) -> None:
     assert versions.update(3, added=1, removed=1).rows == 1
 
 
-def test_changes_that_are_the_whole_table_are_a_snapshot_for_nothing(versions: Any) -> None:
+def test_changes_of_the_whole_table_are_a_snapshot_for_nothing(versions: Any) -> None:
     versions.update(0, added=5)
     whole = versions.update(1, changed=5)
     assert whole.is_snapshot
@@ -207,9 +207,7 @@ def test_a_fenced_attempt_does_not_replace_a_later_ones_version(
     assert store.version_of(time_ms(0)) == newest
 
 
-def test_a_fenced_attempts_version_that_comes_after_all_is_not_the_batchs(
-    store: StateStore, versions: Any, time_ms: TimeMs
-) -> None:
+def test_a_fenced_attempts_late_version_is_not_the_batchs(store: StateStore, versions: Any, time_ms: TimeMs) -> None:
     newest = versions.update(0, added=1, attempt=2)
     # Between its last look and its write the later attempt was done.
     late = replace(newest, attempt=1, rows=99)
@@ -233,9 +231,10 @@ def test_a_crash_before_the_document_leaves_the_state_as_it_was(
     assert versions.update(1, added=2, attempt=2).rows == 3
 
 
-def test_the_next_attempt_writes_its_own_version_after_one_that_its_writer_could_not_confirm(
+def test_a_doubtful_version_is_followed_by_the_next_attempts_own(
     store: StateStore, versions: Any, time_ms: TimeMs
 ) -> None:
+    """The writer of the doubtful version could not confirm it."""
     versions.update(0, added=1)
     faulty = FaultyStorage(store.storage)
     faulty.write_faults.extend([None, WriteFault(written=EVERYTHING)])

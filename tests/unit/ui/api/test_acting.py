@@ -72,7 +72,7 @@ def test_without_a_run_or_for_some_outputs_one_is_triggered(own_api: Api) -> Non
     ]
 
 
-def test_a_run_that_did_not_complete_the_batch_is_not_cleared_to_repeat_it(own_api: Api) -> None:
+def test_a_run_that_did_not_complete_the_batch_is_not_cleared(own_api: Api) -> None:
     """It would find the batch done, and do nothing: the repair completed it, for example."""
     time = _failed(own_api)
     at_ms, how = time_ms(time, "t"), {"holder": "h", "way": "connect", "lease_ms": 1_000}
@@ -106,7 +106,7 @@ def test_a_run_that_did_not_complete_the_batch_is_not_cleared_to_repeat_it(own_a
         ({"reprocess": True, "outputs": [], "parameters": {}}, True, True),
     ],
 )
-def test_a_run_that_would_not_run_all_of_the_batch_as_it_is_is_not_cleared(
+def test_a_run_that_would_not_run_the_whole_batch_is_not_cleared(
     own_api: Api, conf: dict[str, Any], completes: bool, cleared: bool
 ) -> None:
     time = _failed(own_api)
@@ -141,7 +141,7 @@ def test_a_batch_that_is_not_allocated_is_not_run(own_api: Api) -> None:
     own_api.post(path, status=409)
 
 
-def test_the_run_of_another_batch_time_is_not_taken_for_the_batchs_own(own_api: Api) -> None:
+def test_the_run_of_another_batch_time_is_not_the_batchs_own(own_api: Api) -> None:
     # An old one: the newest is of the latest interval that has ended, whose time the ledger would give this run too.
     time = own_api.get("/streams/orders/batches", state="completed", order="oldest")["batches"][0]["batch_time"]
     at_ms = time_ms(time, "t")
@@ -155,7 +155,8 @@ def test_the_run_of_another_batch_time_is_not_taken_for_the_batchs_own(own_api: 
     )
 
 
-def test_an_attempt_of_a_range_links_to_its_task_and_its_run_is_not_the_batchs_own(own_api: Api) -> None:
+def test_an_attempt_of_a_range_links_to_its_task(own_api: Api) -> None:
+    """Its run is not the batch's own."""
     time = _completed(own_api)
     at_ms = time_ms(time, "t")
     # A person may give two DAGs' runs the same id.
@@ -172,7 +173,8 @@ def test_an_attempt_of_a_range_links_to_its_task_and_its_run_is_not_the_batchs_o
     assert "tuesday" not in str(batch["links"]["run"])
 
 
-def test_the_logs_of_a_batch_are_those_of_the_task_of_its_newest_attempt(own_api: Api) -> None:
+def test_the_logs_of_a_batch_are_those_of_its_newest_attempt(own_api: Api) -> None:
+    """The logs are those of that attempt's task."""
     time = _failed(own_api)
     at_ms = time_ms(time, "t")
     own_api.airflow.runs["orders-3_batches", at_ms] = Run("orders-3_batches", "scheduled__1", "failed")

@@ -99,13 +99,13 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def test_streams_are_read_from_serialised_dags_also_from_stale_ones(database: Engine) -> None:
+def test_streams_are_read_from_serialised_dags_even_stale_ones(database: Engine) -> None:
     (found,) = DeclaredStreams().all()
     assert (found.name, found.ledger) == ("orders", "connection:x")
     assert (found.batch_dag_id, found.batch_dag_ids) == ("mine", ("mine", "orders_batches"))
 
 
-def test_a_stream_whose_file_cannot_be_imported_stays_and_has_the_error(database: Engine) -> None:
+def test_a_stream_whose_file_has_an_import_error_stays_with_it(database: Engine) -> None:
     trace = (
         "Traceback (most recent call last):\n  File 'orders_batches.py', line 3\nNameError: name 'x' is not defined\n"
     )
@@ -129,7 +129,7 @@ def test_a_run_has_the_conf_that_it_was_triggered_with(database: Engine, conf: d
     assert AirflowServer().run("mine", "r") == Run("mine", "r", "success", conf or {})
 
 
-def test_the_server_of_a_ledger_that_only_a_dag_names_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledgers_server_that_only_a_dag_names_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "postgresql+psycopg://me@elsewhere.example/db"
     ledgers = OpenLedgers(AirflowServer().environ)
     monkeypatch.setenv("PGPASSWORD", "hunter2")
@@ -144,9 +144,8 @@ def test_the_server_of_a_ledger_that_only_a_dag_names_is_not_asked(monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mysql", "http", ""])
-def test_the_connection_of_another_server_that_a_dag_names_as_its_ledger_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_another_servers_connection_is_not_used_as_a_ledger(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A DAG names the connection as its ledger."""
     connection = {"conn_type": kind, "host": "shop.example", "login": "me", "password": "hunter2"}
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
     with pytest.raises(
@@ -172,12 +171,14 @@ def test_a_missing_connection_is_an_error_of_the_package(monkeypatch: pytest.Mon
     assert list(AirflowServer().environ("connection:there") or ()) == ["AIRFLOW_CONN_THERE"]
 
 
-def test_all_dags_that_declare_themselves_the_batch_dag_are_kept_without_one_with_the_default_id() -> None:
+def test_all_dags_declared_as_batch_dag_are_kept_without_default() -> None:
+    """No DAG has the default id."""
     (declared,) = combined(Declaration(each, "orders", "ledger", "batches") for each in ("a_copy", "z_copy"))
     assert declared.batch_dag_ids == ("a_copy", "z_copy")
 
 
-def test_no_dag_hides_a_stream_from_the_users_of_the_dag_with_the_default_id() -> None:
+def test_no_dag_hides_a_stream_from_the_default_dags_users() -> None:
+    """The default DAG is the one with the default id."""
     ids = ("a_copy", "orders_batches", "z_copy")
     (declared,) = combined(Declaration(dag_id, "orders", "ledger", "batches") for dag_id in ids)
     assert declared.batch_dag_ids == ("orders_batches",)
@@ -188,7 +189,8 @@ def test_a_stream_without_a_batch_dag_gets_the_default_id() -> None:
     assert (declared.batch_dag_ids, declared.receiver_dag_id) == (("orders_batches",), "mine")
 
 
-def test_a_batch_dag_that_writes_the_ledgers_reference_differently_does_not_decide_alone() -> None:
+def test_a_batch_dag_of_another_spelling_does_not_decide_alone() -> None:
+    """It writes the ledger's reference differently."""
     places = {
         each.ledger: each
         for each in combined(
@@ -209,7 +211,7 @@ def test_a_batch_dag_that_writes_the_ledgers_reference_differently_does_not_deci
     assert places["sqlite:////data//ledger.db"].batch_dag_id == "mine"
 
 
-def test_a_stale_dag_declares_nothing_but_still_decides_about_access() -> None:
+def test_a_stale_dag_declares_nothing_but_decides_about_access() -> None:
     own = Declaration("orders_batches", "orders", "ledger", "batches", stale=True)
     assert list(combined([own])) == []
     (declared,) = combined([own, Declaration("mine", "orders", "ledger", "batches")])
@@ -271,7 +273,8 @@ def claimed(api: Api) -> Api:
     return api
 
 
-def test_another_spelling_of_the_ledgers_reference_gives_no_further_rights(claimed: Api) -> None:
+def test_another_spelling_of_the_ledger_gives_no_further_rights(claimed: Api) -> None:
+    """It is the ledger's reference that is spelled in another way."""
     claimed.airflow.hidden = {"orders_batches"}
     assert "orders" not in _names(claimed)
     claimed.get("/streams/orders", 404)
@@ -285,7 +288,7 @@ def test_another_spelling_of_the_ledgers_reference_gives_no_further_rights(claim
     assert claimed.get("/streams/orders")["name"] == "orders"
 
 
-def test_a_reference_of_the_configuration_gives_no_further_rights(api: Api) -> None:
+def test_a_reference_of_the_configuration_gives_no_more_rights(api: Api) -> None:
     first, *others = api.airflow.streams
     api.airflow.streams = [replace(first, ledger="sqlite:////nowhere/x.db", batch_dag_id="secret"), *others]
     api.airflow.hidden = {"secret"}
@@ -293,7 +296,7 @@ def test_a_reference_of_the_configuration_gives_no_further_rights(api: Api) -> N
     api.get("/streams/orders", 404)
 
 
-def test_a_stream_that_no_dag_declares_needs_the_right_on_the_default_id(api: Api) -> None:
+def test_an_undeclared_stream_needs_the_right_on_the_default_id(api: Api) -> None:
     api.airflow.streams, api.airflow.ledger_urls = [], [api.url]
     api.airflow.hidden = {"orders_batches"}
     assert "orders" not in _names(api)
@@ -302,14 +305,14 @@ def test_a_stream_that_no_dag_declares_needs_the_right_on_the_default_id(api: Ap
     api.get("/streams/orders-2")
 
 
-def test_a_stream_that_is_not_in_its_ledger_yet_is_a_problem_of_its_own_kind(api: Api) -> None:
+def test_an_unregistered_stream_is_a_problem_of_its_own_kind(api: Api) -> None:
     api.airflow.streams.append(Placed("new", api.url, "new_batches", "new_receiver"))
     (problem,) = api.get("/streams")["problems"]
     assert (problem["kind"], problem["ledger"], problem["streams"]) == ("not_registered", api.url, ["new"])
 
 
 @pytest.mark.parametrize("ledger", ["the same", "missing"])
-def test_a_stream_whose_dags_are_paused_is_new_and_nothing_is_wrong(api: Api, tmp_path: Path, ledger: str) -> None:
+def test_a_stream_with_paused_dags_is_new_and_nothing_is_wrong(api: Api, tmp_path: Path, ledger: str) -> None:
     url = api.url if ledger == "the same" else f"sqlite:///{tmp_path}/new.db"
     api.airflow.streams.append(Placed("new", url, "new_batches", "new_receiver"))
     api.airflow.dags = {dag_id: DagFacts(dag_id, paused=True) for dag_id in ("new_batches", "new_receiver")}
@@ -321,7 +324,7 @@ def test_a_stream_whose_dags_are_paused_is_new_and_nothing_is_wrong(api: Api, tm
     assert problem["kind"] == ("not_registered" if ledger == "the same" else "ledger_unreadable")
 
 
-def test_a_stream_of_a_second_ledger_with_the_same_name_is_a_problem_of_its_own_kind(api: Api, tmp_path: Path) -> None:
+def test_a_second_ledgers_namesake_is_a_problem_of_its_own_kind(api: Api, tmp_path: Path) -> None:
     other = f"sqlite:///{tmp_path}/other.db"
     with Ledger.open(other) as ledger:
         ledger.streams.register("orders", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
@@ -330,7 +333,8 @@ def test_a_stream_of_a_second_ledger_with_the_same_name_is_a_problem_of_its_own_
     assert (problem["kind"], problem["ledger"], problem["streams"]) == ("same_name", other, ["orders"])
 
 
-def test_a_stream_that_moved_is_shown_from_the_ledger_in_which_its_dags_declare_it(api: Api, tmp_path: Path) -> None:
+def test_a_moved_stream_is_shown_from_its_declared_ledger(api: Api, tmp_path: Path) -> None:
+    """The declared ledger is the one that its DAGs name."""
     new = f"sqlite:///{tmp_path}/new.db"
     with Ledger.open(new) as ledger:
         ledger.streams.register("orders", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
@@ -346,7 +350,8 @@ def test_a_stream_that_moved_is_shown_from_the_ledger_in_which_its_dags_declare_
     assert new in problem["error"]
 
 
-def test_a_refused_url_is_not_shown_and_names_only_readable_streams(api: Api) -> None:
+def test_a_refused_url_is_not_shown_and_names_readable_streams(api: Api) -> None:
+    """Streams that may not be read are not named."""
     url = "postgresql+psycopg://someone:secret@host/db"
     first = api.airflow.streams[0]
     api.airflow.streams = [replace(first, name=name, batch_dag_id=f"{name}_b", ledger=url) for name in ("one", "two")]

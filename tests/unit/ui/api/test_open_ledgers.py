@@ -58,20 +58,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_list_waits_for_all_silent_ledgers_together_as_long_as_for_one(clock: Clock) -> None:
+def test_the_list_waits_for_silent_ledgers_as_long_as_for_one(clock: Clock) -> None:
     streams, problems = Catalogue(NoAirflow(SILENT), SilentLedgers(clock)).summaries(lambda _: True)
     assert clock.now == 1_000.0 + SECONDS
     assert streams == []
     assert {problem.ledger for problem in problems} == set(SILENT)
 
 
-def test_a_stream_is_sought_in_all_silent_ledgers_together_as_long_as_in_one(clock: Clock) -> None:
+def test_a_stream_is_sought_in_silent_ledgers_as_long_as_in_one(clock: Clock) -> None:
     with pytest.raises(LedgerSilentError):
         Catalogue(NoAirflow(SILENT), SilentLedgers(clock)).find("orders", lambda _: True)
     assert clock.now == 1_000.0 + SECONDS
 
 
-def test_a_scrape_waits_for_all_silent_ledgers_together_as_long_as_for_one(clock: Clock) -> None:
+def test_a_scrape_waits_for_silent_ledgers_as_long_as_for_one(clock: Clock) -> None:
     body, _ = render_metrics(NoAirflow(SILENT), SilentLedgers(clock), None, "")
     assert clock.now == 1_000.0 + SECONDS
     assert body.decode().count("headrace_ledger_up{") == len(SILENT)
@@ -134,7 +134,7 @@ def _names(ledgers: OpenLedgers) -> list[str]:
     return ledgers.ask("connection:the_ledger", lambda ledger: [row.name for row in ledger.streams.all()])
 
 
-def test_a_connection_that_was_changed_is_opened_anew_after_half_a_minute(
+def test_a_changed_connection_is_opened_anew_after_half_a_minute(
     opened: OpenLedgers, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _names(opened) == ["one"]
@@ -149,9 +149,8 @@ def test_a_connection_that_was_changed_is_opened_anew_after_half_a_minute(
     assert connections.looked_up == 2
 
 
-def test_a_ledger_that_fails_is_opened_anew_at_the_next_question_if_its_connection_was_changed(
-    opened: OpenLedgers, connections: Connections
-) -> None:
+def test_a_failing_ledger_of_a_changed_connection_is_reopened(opened: OpenLedgers, connections: Connections) -> None:
+    """It is opened anew at the next question."""
     assert _names(opened) == ["one"]
     connections.file = "two.db"
     (connections.folder / "one.db").unlink()

@@ -59,7 +59,7 @@ def test_a_hidden_stream_is_left_out_and_404(api: Api) -> None:
     api.post("/streams/orders/stop", status=404)
 
 
-def test_a_ledger_that_is_missing_is_a_problem_and_the_others_are_shown(api: Api, tmp_path: Any) -> None:
+def test_a_missing_ledger_is_a_problem_and_the_others_are_shown(api: Api, tmp_path: Any) -> None:
     api.airflow.ledger_urls = [f"sqlite:///{tmp_path}/nothing.db"]
     answer = api.get("/streams")
     assert len(answer["streams"]) == 7
@@ -130,7 +130,7 @@ def test_a_thinned_timeline_keeps_the_slowest_batches(api: Api) -> None:
     assert len(answer["samples"]) <= 10
 
 
-def test_batch_times_that_a_batch_took_over_are_folded_into_its_line(own_api: Api) -> None:
+def test_batch_times_taken_over_are_folded_into_the_batchs_line(own_api: Api) -> None:
     api = own_api
     with Ledger.open(api.url) as ledger:
         newest, before, *_ = ledger.batches.page("orders-5", 2)

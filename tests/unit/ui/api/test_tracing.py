@@ -107,7 +107,8 @@ def test_requests_that_ask_other_servers_are_few_at_once(shop_api: tuple[Shop, A
         assert api.client.get(f"/headrace/api/v1/streams/{STREAM}/trace").status_code == 422, "its place is free again"
 
 
-def test_a_record_that_the_stream_does_not_have_is_404_and_another_form_422(shop_api: tuple[Shop, Api]) -> None:
+def test_a_missing_record_is_404_and_another_form_is_422(shop_api: tuple[Shop, Api]) -> None:
+    """The stream does not have the missing record."""
     _, api = shop_api
     path = f"/streams/{STREAM}/trace"
     assert "not seen a topic 'x'" in api.get(path, 404, topic="x", partition=0, offset=1)["detail"]

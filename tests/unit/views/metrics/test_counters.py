@@ -139,7 +139,8 @@ def test_a_batch_that_is_run_again_adds_attempts_and_no_delay(world: Any, watche
     assert watched.value("headrace_batch_attempts_total") == 2
 
 
-def test_dead_letters_beyond_the_limit_are_counted_with_the_output_that_fails(world: Any, watched: Watched) -> None:
+def test_dead_letters_above_the_limit_are_counted(world: Any, watched: Watched) -> None:
+    """They are counted with the output that fails."""
     world.clock.advance(1500)
     world.allocate(T1)
     counts = {"dead_lettered": 9, "dead_letter_limit_exceeded": "more than 5"}

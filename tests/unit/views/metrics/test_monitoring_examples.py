@@ -45,7 +45,7 @@ def test_each_metric_of_an_expression_exists_with_its_labels(expression: str) ->
         assert given <= set(SAMPLES[name].labels), (name, given)
 
 
-def test_labels_that_rules_and_legends_show_are_labels_of_their_metrics() -> None:
+def test_labels_of_rules_and_legends_are_labels_of_their_metrics() -> None:
     shown = [(rule["expr"], " ".join(rule["annotations"].values())) for rule in rules()]
     shown += [(target["expr"], target["legendFormat"]) for panel in panels() for target in panel["targets"]]
     for expression, text in shown:

@@ -77,7 +77,8 @@ def test_a_search_ends_when_its_time_is_up_and_says_so(keyed: Shop) -> None:
     assert "It ended after 3 s" in search.ended
 
 
-def test_a_search_for_an_absent_key_ends_at_the_limit_of_batch_times_and_says_so(keyed: Shop) -> None:
+def test_a_search_for_an_absent_key_says_that_the_limit_ended_it(keyed: Shop) -> None:
+    """The limit is one of batch times."""
     for limit in (1, 2):
         search = search_key(keyed.context, b"absent", max_batches=limit)
         assert (search.searched_batches, search.complete) == (limit, False)
@@ -92,9 +93,8 @@ def test_all_waiting_times_are_searched_newest_first(keyed: Shop, monkeypatch: p
     assert [m.position.offset for m in search.matches] == [14, 10, 6, 2]
 
 
-def test_a_block_that_a_batch_takes_during_the_search_is_searched_once(
-    keyed: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_taken_during_the_search_is_searched_once(keyed: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch takes the block meanwhile."""
     monkeypatch.setattr(trace_records, "PROGRESS_RECORDS", 1)
 
     def allocate(line: str) -> None:

@@ -30,7 +30,8 @@ def take(shop: Shop) -> None:
     shop.allocate(TIMES[0])
 
 
-def test_a_record_of_a_completed_batch_has_its_block_its_batch_its_attempt_and_its_output(make_shop: Any) -> None:
+def test_a_completed_batchs_record_has_its_block_and_attempt(make_shop: Any) -> None:
+    """The batch itself and its output are there too."""
     shop: Shop = make_shop()
     shop.store()
     take(shop)
@@ -70,9 +71,8 @@ def test_a_record_whose_batch_is_not_allocated_waits_in_the_log(make_shop: Any) 
     assert traced.record is not None and traced.record.value == b"4"
 
 
-def test_a_waiting_record_is_found_behind_more_waiting_times_than_are_read_at_once(
-    make_shop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_record_is_found_behind_many_waiting_times(make_shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more of them than are read at once."""
     monkeypatch.setattr(trace_location, "_TIMES_OF_A_PAGE", 10)
     shop: Shop = make_shop()
     for _ in range(45):
@@ -82,7 +82,8 @@ def test_a_waiting_record_is_found_behind_more_waiting_times_than_are_read_at_on
     assert traced.block is not None and traced.block.batch_time_ms == TIMES[44]
 
 
-def test_an_offset_from_the_receivers_position_on_is_not_received(make_shop: Any) -> None:
+def test_an_offset_from_the_position_on_is_not_received(make_shop: Any) -> None:
+    """The position is the receiver's."""
     shop: Shop = make_shop()
     shop.store({0: 3})
     traced = trace(shop, 3)
@@ -108,7 +109,8 @@ def test_an_offset_in_a_gap_has_the_reason_of_the_gap(make_shop: Any) -> None:
     assert trace(shop, 13).state is RecordState.WAITING
 
 
-def test_an_offset_in_a_gap_between_two_blocks_of_a_batch_has_the_reason_of_the_gap(make_shop: Any) -> None:
+def test_an_offset_in_a_gap_of_a_batch_has_the_gaps_reason(make_shop: Any) -> None:
+    """The gap is between two blocks."""
     shop: Shop = make_shop()
     shop.store({0: 3}, skip=1)
     shop.advance(0, 10, gap="retention")
@@ -120,7 +122,8 @@ def test_an_offset_in_a_gap_between_two_blocks_of_a_batch_has_the_reason_of_the_
     assert traced.batch is not None and traced.batch.batch_time_ms == TIMES[0]
 
 
-def test_a_hole_in_the_offsets_of_an_abandoned_batch_is_no_record_and_no_gap(make_shop: Any) -> None:
+def test_a_hole_in_an_abandoned_batch_is_no_record_and_no_gap(make_shop: Any) -> None:
+    """The hole is one in its offsets."""
     shop: Shop = make_shop()
     shop.store({0: 3})
     shop.advance(0, 4)
@@ -147,7 +150,8 @@ def compacted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("compacted")
-def test_a_record_that_was_compacted_after_its_block_left_the_log_keeps_its_batch_and_outputs(make_shop: Any) -> None:
+def test_a_record_compacted_after_the_log_keeps_its_batch(make_shop: Any) -> None:
+    """It keeps its outputs too; it was compacted after its block had left the log."""
     shop: Shop = make_shop()
     shop.store()
     shop.new_epoch()
@@ -162,7 +166,8 @@ def test_a_record_that_was_compacted_after_its_block_left_the_log_keeps_its_batc
 
 
 @pytest.mark.usefixtures("compacted")
-def test_a_record_of_a_damaged_block_that_was_compacted_keeps_its_batch_and_outputs(make_shop: Any) -> None:
+def test_a_compacted_record_of_a_damaged_block_keeps_its_batch(make_shop: Any) -> None:
+    """It keeps its outputs too."""
     shop: Shop = make_shop()
     info = shop.write({0: 3})
     shop.ledger.blocks.add(shop.lease, info)
@@ -177,7 +182,7 @@ def test_a_record_of_a_damaged_block_that_was_compacted_keeps_its_batch_and_outp
 
 
 @pytest.mark.usefixtures("compacted")
-def test_a_batch_without_its_manifest_says_why_the_block_is_not_known(make_shop: Any) -> None:
+def test_a_batch_without_manifest_says_why_the_block_is_unknown(make_shop: Any) -> None:
     shop: Shop = make_shop()
     shop.store()
     take(shop)
@@ -190,7 +195,8 @@ def test_a_batch_without_its_manifest_says_why_the_block_is_not_known(make_shop:
     assert traced.record_problem is not None and "is not known" in traced.record_problem
 
 
-def test_an_output_that_had_nothing_to_write_says_so_and_no_document_is_looked_up(make_shop: Any) -> None:
+def test_an_output_with_nothing_to_write_says_so(make_shop: Any) -> None:
+    """No document is looked up."""
     output = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="clicks", request_timeout_seconds=1)
     shop: Shop = make_shop(outputs=output)
     shop.store()
@@ -214,7 +220,7 @@ def test_an_abandoned_batch_says_so(make_shop: Any) -> None:
     assert traced.outputs[0].outcome is Outcome.NOT_WRITTEN
 
 
-def test_a_block_that_left_the_log_is_still_named_by_the_manifest(make_shop: Any) -> None:
+def test_a_block_that_left_the_log_is_named_by_the_manifest(make_shop: Any) -> None:
     shop: Shop = make_shop()
     shop.store()
     before = trace(shop, 1).block
@@ -241,7 +247,7 @@ def test_a_removed_batch_is_said_to_be_removed(make_shop: Any) -> None:
     assert trace(shop, 1).state is RecordState.REMOVED
 
 
-def test_an_offset_before_the_stream_began_is_said_to_be_before_it(make_shop: Any) -> None:
+def test_an_offset_before_the_stream_began_is_called_that(make_shop: Any) -> None:
     shop: Shop = make_shop()
     shop.sql("UPDATE positions SET starting_offset = 5, next_offset = 5")
     traced = trace(shop, 1)
@@ -322,7 +328,8 @@ def test_an_output_is_traced_with_the_definition_that_wrote_it(make_shop: Any) -
     assert output.revision == 1 and f"/data/old/batch_time={TIMES[0]}/" in output.text
 
 
-def test_a_failed_output_has_its_error_and_an_unreachable_elasticsearch_says_so(make_shop: Any) -> None:
+def test_a_failed_output_has_its_error(make_shop: Any) -> None:
+    """An Elasticsearch that cannot be reached is named as well."""
     nowhere = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="clicks", request_timeout_seconds=1)
     shop: Shop = make_shop(outputs=(nowhere, ParquetOutput(path="/data")))
     shop.store()
@@ -352,7 +359,7 @@ def test_a_document_id_of_the_default_form_names_its_record(
     assert coordinates_of(shop.context, id_) == Coordinates(*expected)
 
 
-def test_an_id_that_does_not_lead_to_a_record_says_which_form_is_needed(make_shop: Any) -> None:
+def test_an_id_without_a_record_says_which_form_is_needed(make_shop: Any) -> None:
     def refused(shop: Shop, id_: str) -> str:
         with pytest.raises(UnknownRecordError) as error:
             trace_document(shop.context, id_)
@@ -367,7 +374,7 @@ def test_an_id_that_does_not_lead_to_a_record_says_which_form_is_needed(make_sho
     assert "no Elasticsearch output" in refused(make_shop(), "clicks+0+1")
 
 
-def test_two_inputs_with_the_same_topic_are_distinguished_by_the_input(make_shop: Any) -> None:
+def test_two_inputs_of_one_topic_are_told_apart_by_the_input(make_shop: Any) -> None:
     shop: Shop = make_shop()
     shop.store({0: 3})
     other = shop.partition(0)
