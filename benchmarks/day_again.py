@@ -33,9 +33,9 @@ from benchmarks.structured_streaming import SCHEMA, cpu_seconds
 from benchmarks.warm_batch import JOBS, count, ended_cpu_seconds, environment, ready_made, received, receiver_job, until
 
 from headrace.batch.allocation import allocate
-from headrace.batch.batch_range import TimeRange
 from headrace.batch.cleanup import clean_up
 from headrace.batch.results import write_results
+from headrace.batch.time_range import TimeRange
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.errors import TRY_NUMBER

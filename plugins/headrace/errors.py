@@ -25,7 +25,7 @@ TRY_NUMBER = "try_number"
 """The attribute of an attempt that holds the try number of its task."""
 
 RANGE = "range"
-"""The attribute of an attempt that a run made for a range of batch times (`headrace.batch.batch_range`)."""
+"""The attribute of an attempt that a run made for a range of batch times (`headrace.batch.range_progress`)."""
 
 
 class Failure(StrEnum):

@@ -27,12 +27,13 @@ from tests.support.ledger_rules import broken_rules
 
 from headrace.batch import next_attempt
 from headrace.batch.allocation import allocate
-from headrace.batch.batch_range import RangeProgress, TimeRange
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.batch.due_batches import due_batches
 from headrace.batch.next_attempt import Wait
+from headrace.batch.range_progress import RangeProgress
 from headrace.batch.results import write_results
+from headrace.batch.time_range import TimeRange
 from headrace.errors import REPAIR, TRY_NUMBER, Failure, HeadraceError
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger.batches.tables import Attempt, BatchRow

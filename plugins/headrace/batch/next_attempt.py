@@ -27,8 +27,8 @@ from headrace.ledger.errors import AttemptFencedError, BatchRunningError, NotIts
 from headrace.ledger.states import AttemptState, BatchState
 
 if TYPE_CHECKING:
-    from headrace.batch.batch_range import TimeRange
     from headrace.batch.run_request import RunIdentity, RunRequest
+    from headrace.batch.time_range import TimeRange
     from headrace.ledger import Ledger
     from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchOutputRow, BatchRow
     from headrace.stream import Stream

@@ -23,13 +23,7 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
-
-from headrace.elasticsearch.errors import UnsuitableRowsError
-
-if TYPE_CHECKING:
-    from headrace.elasticsearch.options import IndexingOptions
+from collections.abc import Iterable
 
 TOPIC = "topic"
 PARTITION = "partition"
@@ -63,29 +57,3 @@ def columns_of_ids(kind: str, id_columns: Iterable[str], version_column: str | N
     else:
         needed = [*id_columns]
     return tuple(dict.fromkeys([*needed, *([version_column] if version_column else [])]))
-
-
-def needed_columns(options: IndexingOptions) -> tuple[str, ...]:
-    """The columns, besides the document, that these options require."""
-    version = VERSION if options.version == "column" else None
-    return columns_of_ids(options.document_id, options.id_columns, version)
-
-
-def check_columns(names: Iterable[str], options: IndexingOptions) -> None:
-    """Raise UnsuitableRowsError unless rows with these columns can be indexed with these options."""
-    have: Collection[str] = tuple(names)
-    index = options.target.name
-    missing = [name for name in needed_columns(options) if name not in have]
-    if missing:
-        raise UnsuitableRowsError(
-            f"The rows for index {index!r} have no column {', '.join(map(repr, missing))}, which "
-            f"document_id={options.document_id.value} needs; they have {', '.join(map(repr, have))}.",
-            remedy="Let the transform keep these columns, or choose other document ids.",
-        )
-    documents = [name for name in (VALUE, DOCUMENT) if name in have]
-    if len(documents) != 1:
-        raise UnsuitableRowsError(
-            f"The rows for index {index!r} have {'both' if documents else 'neither'} 'value' "
-            f"{'and' if documents else 'nor'} 'document'; exactly one of them is the document.",
-            remedy="Pass the DataFrame through headrace.spark.outputs.documents.prepare_documents.",
-        )

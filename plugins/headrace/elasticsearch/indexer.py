@@ -24,7 +24,6 @@ from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import PreparedRows, line_offsets, prepare_rows, rejected_before
 from headrace.elasticsearch.bulk_sender import MAX_OFFENDERS, BulkSender, SentRequest
-from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.dead_letters import DeadLetterWriter, OriginalRecords
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, Identities, identify
@@ -95,7 +94,7 @@ class Indexer:
         return self._duplicates.digests()
 
     def _index_batch(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
-        check_columns(batch.schema.names, self._options)
+        self._options.check_columns(batch.schema.names)
         identities = identify(batch, self._options)
         self._duplicates.take(batch, identities)
         preparation = prepare_rows(batch, self._options, identities=identities)

@@ -6,12 +6,13 @@ module imports no definition at run time: Spark's Python workers import it, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.elasticsearch import columns
+from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.target import Target
 
 if TYPE_CHECKING:
@@ -182,6 +183,30 @@ class IndexingOptions:
     def ids_imply_source(self) -> bool:
         """Whether an id and version belong to exactly one source position, or to one group of one batch."""
         return self.version in (None, VersionSource.OFFSET)
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """The columns, besides the document, that rows must have."""
+        version = columns.VERSION if self.version is VersionSource.COLUMN else None
+        return columns.columns_of_ids(self.document_id, self.id_columns, version)
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Raise UnsuitableRowsError unless rows with these columns can be indexed."""
+        have, index = tuple(names), self.target.name
+        missing = [name for name in self.needed_columns if name not in have]
+        if missing:
+            raise UnsuitableRowsError(
+                f"The rows for index {index!r} have no column {', '.join(map(repr, missing))}, which "
+                f"document_id={self.document_id.value} needs; they have {', '.join(map(repr, have))}.",
+                remedy="Let the transform keep these columns, or choose other document ids.",
+            )
+        documents = [name for name in (columns.VALUE, columns.DOCUMENT) if name in have]
+        if len(documents) != 1:
+            raise UnsuitableRowsError(
+                f"The rows for index {index!r} have {'both' if documents else 'neither'} 'value' "
+                f"{'and' if documents else 'nor'} 'document'; exactly one of them is the document.",
+                remedy="Pass the DataFrame through headrace.spark.outputs.documents.prepare_documents.",
+            )
 
     @property
     def deletes(self) -> bool:

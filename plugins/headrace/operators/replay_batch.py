@@ -18,9 +18,10 @@ from headrace.runs.batch_run import RANGE_OPTIONS, NoBatchTimeError, end_of_inte
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.batch.batch_range import RangeProgress, TimeRange
     from headrace.batch.next_attempt import NextAttempt, ReplayTarget, Wait
+    from headrace.batch.range_progress import RangeProgress
     from headrace.batch.run_request import RunRequest
+    from headrace.batch.time_range import TimeRange
     from headrace.ledger import Ledger
     from headrace.ledger.batches.tables import Attempt, BatchRow
     from headrace.stream import Stream
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RangeOperator(SparkAttemptOperator):
-    """Runs a range of batches in one process, where a run asks for one. See ``headrace.batch.batch_range``."""
+    """Runs a range of batches in one process, where a run asks for one. See ``headrace.batch.range_progress``."""
 
     def run_range(
         self,
@@ -51,8 +52,8 @@ class RangeOperator(SparkAttemptOperator):
             BatchTaskError: batches have failed, or are left; the next try goes on with them.
             StorageError: a result could not be written; the next try writes it.
         """
-        from headrace.batch.batch_range import RangeError, RangeProgress
         from headrace.batch.next_attempt import NextAttempt
+        from headrace.batch.range_progress import RangeError, RangeProgress
         from headrace.batch.results import write_results
 
         ledger, target = stream_context.ledger, "" if replay is None else replay.target
@@ -112,7 +113,7 @@ class RangeOperator(SparkAttemptOperator):
         """The range of the run, and its progress. A cleared run goes on with a range that it had not completed, and
         starts one again that it had completed. With another definition than the range was begun with, a retry starts it
         again too. Other tasks of the run may write other outputs: theirs are not this task's."""
-        from headrace.batch.batch_range import TimeRange
+        from headrace.batch.time_range import TimeRange
 
         after_ms, until_ms = request.span or (0, 0)
         new = TimeRange(after_ms, until_ms, str(request.run), definition)

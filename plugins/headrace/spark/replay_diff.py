@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.clock import time_text
-from headrace.elasticsearch import columns
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.target import Target
 from headrace.ledger.batches.tables import BatchRow
@@ -227,7 +226,7 @@ def _keep(read: ReadOutput, folder: Path) -> int:
     options = IndexingOptions.of(output, target, batch_time_ms=attempt.batch_time_ms)
     frame = read.frame()
     prepared = prepare_documents(frame, output, incarnations=read.incarnations(frame))
-    columns.check_columns(prepared.columns, options)
+    options.check_columns(prepared.columns)
     documents = prepared.mapInArrow(partial(_documents, options, attempt.batch_time_ms), _DOCUMENT)
     path = str(folder / str(attempt.batch_time_ms))
     documents.write.parquet(path)

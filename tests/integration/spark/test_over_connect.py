@@ -30,7 +30,8 @@ from tests.integration.spark.test_elasticsearch_sink import Index
 from tests.integration.spark.test_foreach_batch_output import make_batch
 from tests.integration.spark.test_kafka_ranges import Received
 
-from headrace.batch.batch_range import RangeProgress, TimeRange
+from headrace.batch.range_progress import RangeProgress
+from headrace.batch.time_range import TimeRange
 from headrace.ledger import AttemptState
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.stream import ConsoleOutput, KafkaInput, KafkaOutput, ParquetOutput, SparkSettings, Stream

@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # A receiver job of another version, whose JVM has a thread that a Spark Connect server leaves behind now and then:
 # asked for a session while it stops, its session manager starts its clean-up once more (seen with twelve queries).
 JOB = """
-from headrace.spark.receiving import receiver_process
+from headrace.spark.receiving import job_application, receiver_process
 from headrace.spark.termination import run_and_leave
 
-start = receiver_process.start_application
+start = job_application.start_application
 
 def start_with_thread(*arguments, **options):
     application = start(*arguments, **options)
@@ -33,7 +33,7 @@ def start_with_thread(*arguments, **options):
     clean_up.scheduleAtFixedRate(jvm.java.lang.Thread(), 1, 1, jvm.java.util.concurrent.TimeUnit.SECONDS)
     return application
 
-receiver_process.start_application = start_with_thread
+job_application.start_application = start_with_thread
 versions = receiver_process.current_versions
 receiver_process.current_versions = lambda: versions() | {"headrace": "0.0.1"}
 run_and_leave(receiver_process.main)

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from headrace.batch.batch_range import TimeRange
+from headrace.batch.time_range import TimeRange
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.spark.records.transforms import tried_with

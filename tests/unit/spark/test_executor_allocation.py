@@ -17,9 +17,9 @@ from headrace.batch.allocation import allocate
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.spark.receiving import executors
+from headrace.spark.receiving import executor_allocation
+from headrace.spark.receiving.executor_allocation import ExecutorAllocationManager
 from headrace.spark.receiving.executors import (
-    ExecutorAllocationManager,
     live_executor_ids,
     release_executor,
     request_total_executors,
@@ -206,10 +206,10 @@ def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         made.append(Cluster(tmp_path, limits or Limits(), **settings))
         return made[-1]
 
-    monkeypatch.setattr(executors, "live_executor_ids", lambda _: list(made[-1].live))
-    monkeypatch.setattr(executors, "task_slots", lambda _: made[-1].slots_per_executor * len(made[-1].live))
-    monkeypatch.setattr(executors, "request_total_executors", request)
-    monkeypatch.setattr(executors, "release_executor", release)
+    monkeypatch.setattr(executor_allocation, "live_executor_ids", lambda _: list(made[-1].live))
+    monkeypatch.setattr(executor_allocation, "task_slots", lambda _: made[-1].slots_per_executor * len(made[-1].live))
+    monkeypatch.setattr(executor_allocation, "request_total_executors", request)
+    monkeypatch.setattr(executor_allocation, "release_executor", release)
     yield make
     for cluster in made:
         cluster.ledger.close()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.spark.attempts.batch_server import socket_path
-from headrace.spark.receiving import receiver_process
+from headrace.spark.receiving import job_application
+from headrace.spark.receiving.job_application import JobApplication, StreamDoesNotFitError, settings_differences
 from headrace.spark.receiving.receiver_application import ReceiverApplication, TaskSlotsError
-from headrace.spark.receiving.receiver_process import JobApplication, StreamDoesNotFitError, settings_differences
 from headrace.spark.versions import current_versions
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
@@ -36,7 +36,7 @@ def stream(name: str, *, receivers: int = 1, connection: str | None = None, **sp
 def slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """How many slots the application has; sockets are in a folder of the test."""
     free = SimpleNamespace(count=6, master="spark://host:7077")
-    monkeypatch.setattr(receiver_process, "task_slots", lambda _: free.count)
+    monkeypatch.setattr(job_application, "task_slots", lambda _: free.count)
     monkeypatch.setattr("headrace.spark.receiving.receiver_launcher.task_slots", lambda _: free.count)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return free

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from headrace.batch.batch_range import TimeRange
+from headrace.batch.time_range import TimeRange
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger

@@ -1,6 +1,6 @@
 """Runs the batches of a range in one process, several at a time, each by an attempt of its own:
 
-1. Read from the ledger which batches are left (``headrace.batch.batch_range``).
+1. Read from the ledger which batches are left (``headrace.batch.range_progress``).
 2. Begin an attempt at each (``headrace.batch.next_attempt``), like the one that the task has begun at the first: the
    same outputs, definition, parameters and Airflow run. A live attempt of another run is waited for.
 3. Run it (``attempt``) in its thread's Spark session, or in Spark jobs that the batches share (``shared_jobs``). So
@@ -24,9 +24,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from headrace.batch.batch_range import RangeProgress, TimeRange
 from headrace.batch.next_attempt import BatchProgress, LiveStream, NextAttempt, ReplayTarget, Wait
+from headrace.batch.range_progress import RangeProgress
 from headrace.batch.results import write_results
+from headrace.batch.time_range import TimeRange
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError

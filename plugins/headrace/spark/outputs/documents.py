@@ -346,7 +346,7 @@ def preview_documents(
     """
     options = IndexingOptions.of(output, Target.of(output, stream_name), batch_time_ms=batch_time_ms)
     prepared = prepare_documents(frame, output, incarnations=incarnations)
-    columns.check_columns(prepared.columns, options)
+    options.check_columns(prepared.columns)
     rows = prepared.toArrow().combine_chunks()
     return [document for batch in rows.to_batches() for document in _documents(batch, options)]
 

@@ -18,7 +18,6 @@ from headrace.elasticsearch.columns import (
     REJECTED_BECAUSE,
     TIMESTAMP,
     VALUE,
-    needed_columns,
 )
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts, IndexingReport
 from headrace.elasticsearch.document_ids import identify
@@ -225,7 +224,7 @@ def write_undecodable(
 
 def _duplicate_ids(prepared: DataFrame, options: IndexingOptions) -> DuplicateIdsError:
     """The error with examples of the ids, which are queried here: the sink's tasks only count them."""
-    of_ids = {*needed_columns(options), INCARNATION}
+    of_ids = {*options.needed_columns, INCARNATION}
     names = [name for name in prepared.columns if name in of_ids]
     examples: list[str] = []
     # A transform that is not deterministic may give no such rows now. A failing query must not replace the error.

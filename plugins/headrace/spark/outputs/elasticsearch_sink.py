@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.counts import IndexingCounts, IndexingReport, warnings_beside
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer, repeated_digests
@@ -81,7 +80,7 @@ def index_rows(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
         UnsuitableTargetError: the index cannot be written to, or it was replaced during the write.
         IndexingError: within Spark, some row cannot get an outcome. Others may be indexed; write them all again.
     """
-    check_columns(rows.columns, options)
+    options.check_columns(rows.columns)
     return _index(lambda task: rows.mapInArrow(task.run, _RESULT).toArrow(), options)
 
 

@@ -24,7 +24,7 @@ from headrace.listeners.bus import LAST_SAVE_SECONDS
 from headrace.listeners.job_listeners import JobListeners
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd, TrackerReport, write_sign
 from headrace.spark.attempts.failures import first_cause
-from headrace.spark.receiving.executors import ExecutorAllocationManager
+from headrace.spark.receiving.executor_allocation import ExecutorAllocationManager
 from headrace.spark.receiving.receiver_application import ReceiverApplication
 from headrace.spark.receiving.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.records.transforms import add_py_files
@@ -33,7 +33,7 @@ from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINAT
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
-    from headrace.spark.receiving.receiver_process import JobApplication
+    from headrace.spark.receiving.job_application import JobApplication
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.batch import next_attempt
 from headrace.batch.allocation import allocate
-from headrace.batch.batch_range import TimeRange
+from headrace.batch.time_range import TimeRange
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
 from headrace.spark.attempts import batch_command, range_run

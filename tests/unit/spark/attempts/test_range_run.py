@@ -18,7 +18,8 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.batch import next_attempt
 from headrace.batch.allocation import allocate
-from headrace.batch.batch_range import RangeError, RangeProgress, TimeRange
+from headrace.batch.range_progress import RangeError, RangeProgress
+from headrace.batch.time_range import TimeRange
 from headrace.errors import TRY_NUMBER, HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, BatchState, Ledger

@@ -26,7 +26,7 @@ from headrace.listeners.job_listeners import JobListeners
 from headrace.receiver.health import REVISION
 from headrace.receiver.tracker import TrackerEnd, TrackerReport, find_sign
 from headrace.spark.job_token import APPLICATION
-from headrace.spark.receiving import receiver_job, receiver_process
+from headrace.spark.receiving import job_application, receiver_job, receiver_process
 from headrace.spark.receiving.job_log import LOG_VARIABLE
 from headrace.spark.receiving.receiver_application import ReceiverApplication
 from headrace.spark.receiving.receiver_job import BatchDrain, ReceiverJob, StorageNotUsableError
@@ -89,12 +89,12 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
             return TrackerReport(TrackerEnd.STOPPED, "a test")
 
     monkeypatch.setenv("HEADRACE_SECRET_KEY", "a secret for the tests")
-    monkeypatch.setattr(receiver_process, "start_application", lambda *_, **__: application)
+    monkeypatch.setattr(job_application, "start_application", lambda *_, **__: application)
     monkeypatch.setattr(receiver_job, "check_part", lambda _: [])
-    monkeypatch.setattr(receiver_process, "task_slots", lambda _: 3)
-    monkeypatch.setattr(receiver_process, "jvm_gone", lambda _: lambda: False)
-    monkeypatch.setattr(receiver_process, "warm_up_connect", lambda *_: None)
-    monkeypatch.setattr(receiver_process, "start_batch_server", lambda *_: None)
+    monkeypatch.setattr(job_application, "task_slots", lambda _: 3)
+    monkeypatch.setattr(job_application, "jvm_gone", lambda _: lambda: False)
+    monkeypatch.setattr(job_application, "warm_up_connect", lambda *_: None)
+    monkeypatch.setattr(job_application, "start_batch_server", lambda *_: None)
     monkeypatch.setattr(receiver_job, "ReceiverTracker", Tracker)
     monkeypatch.setattr(receiver_job, "_REPEAT_SECONDS", 0.0)
     monkeypatch.setattr(receiver_job, "_POLL_SECONDS", 0.0)
@@ -145,14 +145,14 @@ def test_executors_are_allocated_while_the_receivers_run(
 def test_a_job_shows_a_sign_of_life_before_spark_starts(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, started = StreamContext(stream, ledger), receiver_process.start_application
+    context, started = StreamContext(stream, ledger), job_application.start_application
 
     def start(*arguments: Any, **options: Any) -> Any:
         sign = find_sign(context.storage)
         assert sign is not None and sign.lease_ms == receiver_process.LEASE_MS
         return started(*arguments, **options)
 
-    monkeypatch.setattr(receiver_process, "start_application", start)
+    monkeypatch.setattr(job_application, "start_application", start)
     assert ReceiverProcess(context, revision=1, holder="a test").run() == 0
 
 
@@ -160,7 +160,7 @@ def test_a_ledger_that_is_away_fails_no_job_that_starts(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next job would have to start Spark first."""
-    signs, write, start = [0, 0], receiver_job.write_sign, receiver_process.start_application
+    signs, write, start = [0, 0], receiver_job.write_sign, job_application.start_application
     starts: list[str] = []
 
     def write_sign(*arguments: Any) -> None:
@@ -175,7 +175,7 @@ def test_a_ledger_that_is_away_fails_no_job_that_starts(
         return start(*arguments, **options)
 
     monkeypatch.setattr(receiver_job, "write_sign", write_sign)
-    monkeypatch.setattr(receiver_process, "start_application", start_application)
+    monkeypatch.setattr(job_application, "start_application", start_application)
     assert ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
     assert (signs, starts, ledger.jobs.failures) == ([], ["Spark"], 0)
     assert (ledger.jobs.current("clicks").state, ledger.jobs.current("clicks").error) == (JobState.STOPPED, None)
@@ -184,13 +184,13 @@ def test_a_ledger_that_is_away_fails_no_job_that_starts(
 def test_a_ledger_that_stays_away_keeps_no_job_that_starts(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = receiver_process.start_application
+    start = job_application.start_application
 
     def start_application(*arguments: Any, **options: Any) -> ReceiverApplication:
         ledger.jobs.failures = 1_000_000
         return start(*arguments, **options)
 
-    monkeypatch.setattr(receiver_process, "start_application", start_application)
+    monkeypatch.setattr(job_application, "start_application", start_application)
     monkeypatch.setattr(receiver_job, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(LedgerUnavailableError):
         ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run()
@@ -251,7 +251,7 @@ def test_a_shared_process_that_cannot_start_fails_its_requests(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(receiver_process, "start_application", fail)
+    monkeypatch.setattr(job_application, "start_application", fail)
     first = requested(stream, ledger, "orders")
     with pytest.raises(RuntimeError, match="no memory"):
         ReceiverProcess(first, revision=1, holder="a test").run()

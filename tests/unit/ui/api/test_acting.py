@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.batch_range import TimeRange
+from headrace.batch.time_range import TimeRange
 from headrace.errors import REPAIR
 from headrace.ledger.states import DesiredState, EventKind
 from headrace.ui.api.airflow_side import Run
