@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,10 +163,13 @@ def test_a_ranges_own_application_outlasts_a_batch_without_spark(stream: Stream,
     session = SimpleNamespace(sparkContext=application, stop=lambda: None, newSession=SimpleNamespace)
     done: list[int] = []
     sessions: list[Any] = []
+    at_once = threading.Barrier(2, timeout=60)
 
     def run(attempt: BatchAttempt) -> SimpleNamespace:
         if attempt.batch_time_ms != times[0]:
             eventually(lambda: times[0] in done)
+            # Else one thread may run both, in its session.
+            at_once.wait()
             sessions.append(attempt.spark)
         attempt.ledger.attempts.record_output(attempt.claim, "console", {})
         attempt.ledger.attempts.complete(attempt.claim)
