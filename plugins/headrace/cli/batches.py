@@ -50,12 +50,12 @@ def list_batches(
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches, each with the batch times that it took over, and the unclaimed batch times."""
-    from headrace.ledger.timelines import BatchOrder, BatchRange
+    from headrace.ledger.timelines import BatchOrder, BatchSelection
     from headrace.views.batches import batch_lines
 
     with opened(ledger) as opened_ledger:
         opened_ledger.streams.get(name)
-        page = opened_ledger.batch_pages.page(name, BatchRange(folded=not every), BatchOrder.NEWEST, limit)
+        page = opened_ledger.batch_pages.page(name, BatchSelection(folded=not every), BatchOrder.NEWEST, limit)
         lines = batch_lines(opened_ledger, page.rows)
         waiting = _waiting(opened_ledger, name, limit=1000)
         who, now_ms = _who_takes(opened_ledger, name), opened_ledger.now_ms()

@@ -55,7 +55,7 @@ _MEASURED = ("interval_ms", "records", "started_at_ms", "completed_at_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRange:
+class BatchSelection:
     """Batches of these states, all if empty, with times in ``[from_ms, until_ms)``.
 
     ``folded``: without batch times that a later batch absorbed. The row of that batch names them.
@@ -130,7 +130,9 @@ class Points:
 class BatchPages(Repository):
     """Pages and points of a stream's batches."""
 
-    def page(self, stream_name: str, of: BatchRange, order: BatchOrder, limit: int, after: Place | None = None) -> Page:
+    def page(
+        self, stream_name: str, of: BatchSelection, order: BatchOrder, limit: int, after: Place | None = None
+    ) -> Page:
         """Return the next ``limit`` batches after ``after``."""
         with self._database.read() as connection:
             if order.by_time:
@@ -220,7 +222,7 @@ def _count(connection: Connection, query: Select[Any]) -> int:
     return int(connection.execute(select(func.count()).select_from(query.limit(WINDOW).subquery())).scalar_one())
 
 
-def _selected(stream_name: str, of: BatchRange, *columns: Any) -> Select[Any]:
+def _selected(stream_name: str, of: BatchSelection, *columns: Any) -> Select[Any]:
     query = select(*columns or (batches,)).where(batches.c.stream == stream_name)
     if of.folded:
         query = query.where(batches.c.state != BatchState.ABSORBED)
@@ -235,7 +237,7 @@ def _by_state(query: Select[Any], states: Collection[BatchState]) -> Sequence[Se
 
 
 def _by_time(
-    connection: Connection, stream_name: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
+    connection: Connection, stream_name: str, of: BatchSelection, *, order: BatchOrder, limit: int, after: Place | None
 ) -> list[BatchRow]:
     time = batches.c.batch_time_ms
     newest = order is BatchOrder.NEWEST
@@ -249,7 +251,7 @@ def _by_time(
 
 
 def _by_value(
-    connection: Connection, stream_name: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
+    connection: Connection, stream_name: str, of: BatchSelection, *, order: BatchOrder, limit: int, after: Place | None
 ) -> Page:
     time = batches.c.batch_time_ms
     narrow = _selected(stream_name, of, time, _VALUES[order].label("value"))

@@ -18,7 +18,7 @@ from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.receiving.tables import PositionRow, ReceiverRow
 from headrace.ledger.states import UNFINISHED, BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
-from headrace.ledger.timelines import BatchOrder, BatchRange
+from headrace.ledger.timelines import BatchOrder, BatchSelection
 from headrace.receiver.health import InputProblem, input_problems, numbers, receiver_state
 from headrace.views.base import UNPUBLISHED, Time, View
 from headrace.views.batches import NOT_ALLOCATED, LastBatch, batch_line, completed_batch, failed_of, unfinished_of
@@ -529,7 +529,7 @@ def _held(batch: BatchRow, now_ms: int, kept_ms: int) -> str:
 
 
 def _counts(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any]) -> Counts:
-    newest = ledger.batch_pages.page(row.name, BatchRange((BatchState.COMPLETED,)), BatchOrder.NEWEST, POINTS).rows
+    newest = ledger.batch_pages.page(row.name, BatchSelection((BatchState.COMPLETED,)), BatchOrder.NEWEST, POINTS).rows
     # Of the definition, not `row.outputs`: only Elasticsearch outputs have dead letters.
     outputs = [output for output in definition.get("outputs") or () if output.get("kind") == "elasticsearch"]
     letters: dict[str, int | None] = dict.fromkeys(output["id"] for output in outputs)

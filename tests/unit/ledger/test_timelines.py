@@ -12,7 +12,7 @@ import pytest
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.batches.tables import BatchRow
 from headrace.ledger.tables import SampleRow
-from headrace.ledger.timelines import BatchOrder, BatchRange, Spread
+from headrace.ledger.timelines import BatchOrder, BatchSelection, Spread
 
 from .conftest import NOW_MS, STREAM, World
 
@@ -63,27 +63,27 @@ def test_pages_follow_one_another_in_each_order(
     pages: Ledger, order: BatchOrder, expected: list[int], limit: int
 ) -> None:
     found: list[int] = []
-    page = pages.batch_pages.page(STREAM, BatchRange(), order, limit)
+    page = pages.batch_pages.page(STREAM, BatchSelection(), order, limit)
     while True:
         assert len(page.rows) <= limit
         found += times(page.rows)
         if page.after is None:
             break
-        page = pages.batch_pages.page(STREAM, BatchRange(), order, limit, page.after)
+        page = pages.batch_pages.page(STREAM, BatchSelection(), order, limit, page.after)
     assert found == expected
     assert page.window == (None if order.by_time else 6)
 
 
 @pytest.mark.parametrize("order", [BatchOrder.NEWEST, BatchOrder.RECORDS])
 def test_a_page_has_the_batches_of_some_states_and_of_a_range(pages: Ledger, order: BatchOrder) -> None:
-    completed = BatchRange((BatchState.COMPLETED, BatchState.FAILED), from_ms=T2, until_ms=T4)
+    completed = BatchSelection((BatchState.COMPLETED, BatchState.FAILED), from_ms=T2, until_ms=T4)
     assert sorted(times(pages.batch_pages.page(STREAM, completed, order, 10).rows)) == [T2, T3]
-    assert times(pages.batch_pages.page(STREAM, BatchRange((BatchState.ABANDONED,)), order, 10).rows) == []
+    assert times(pages.batch_pages.page(STREAM, BatchSelection((BatchState.ABANDONED,)), order, 10).rows) == []
 
 
 @pytest.mark.parametrize("order", BatchOrder)
 def test_a_folded_page_has_absorbed_times_in_their_batch_alone(pages: Ledger, order: BatchOrder) -> None:
-    rows = pages.batch_pages.page(STREAM, BatchRange(folded=True), order, 10).rows
+    rows = pages.batch_pages.page(STREAM, BatchSelection(folded=True), order, 10).rows
     assert sorted(times(rows)) == [T1, T2, T3, T4, T6]
     assert {row.batch_time_ms: row.first_time_ms for row in rows} == {T1: T1, T2: T2, T3: T3, T4: T4, T6: T5}
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 
 from headrace.ledger import Ledger
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.timelines import BatchOrder, BatchRange
+from headrace.ledger.timelines import BatchOrder, BatchSelection
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 from headrace.ui.api.airflow_side import AirflowSide, Run
@@ -169,7 +169,7 @@ def list_batches(
     after = place_of(cursor)
     if after is not None and (after.value is None) is not order.by_time:
         raise HTTPException(422, "The cursor is of another order: begin again without it.")
-    wanted = BatchRange(tuple(state or ()), optional_ms(from_time, "from"), optional_ms(until, "until"), folded)
+    wanted = BatchSelection(tuple(state or ()), optional_ms(from_time, "from"), optional_ms(until, "until"), folded)
 
     def read(ledger: Ledger) -> BatchPage:
         page = ledger.batch_pages.page(stream.name, wanted, order, limit, after)
