@@ -21,7 +21,7 @@ from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 
 def records(
-    *rows: tuple[int, int, bytes, Any], incarnation: int = 1, changed: list[int] | None = None
+    *rows: tuple[int, int, bytes, Any], incarnation: int = 1, version: list[int] | None = None
 ) -> pa.RecordBatch:
     """Records as (partition, offset, key, document)."""
     columns: dict[str, Any] = {
@@ -32,8 +32,8 @@ def records(
         "value": pa.array([None if row[3] is None else json.dumps(row[3]).encode() for row in rows], pa.binary()),
         "incarnation": pa.array([incarnation] * len(rows), pa.int32()),
     }
-    if changed is not None:
-        columns["changed"] = pa.array(changed, pa.int64())
+    if version is not None:
+        columns["version"] = pa.array(version, pa.int64())
     return pa.record_batch(columns)
 
 
@@ -54,14 +54,14 @@ def by_keys(real: Any, ids: KeyIds) -> Stream:
 
 
 KEYS = {"document_id": "key"}
-BY_CHANGE = {"document_id": "key", "version_from": "changed"}
+BY_CHANGE = {"document_id": "key", "version": "version"}
 
 
 class TestPartitionGrowthWithKeyIds:
     """A key moves to a new partition, where offsets begin at 0."""
 
-    old = records((0, 500, b"k", {"n": "old"}), changed=[500])
-    new = records((1, 3, b"k", {"n": "new"}), changed=[501])
+    old = records((0, 500, b"k", {"n": "old"}), version=[500])
+    new = records((1, 3, b"k", {"n": "new"}), version=[501])
 
     def test_a_new_partitions_offset_would_lose_the_newer_value(self, real: Any) -> None:
         real.index(self.old, **KEYS)
@@ -84,8 +84,8 @@ class TestPartitionGrowthWithKeyIds:
 class TestATopicCreatedAgain:
     """Its offsets begin at 0 again, and so would its ids."""
 
-    first = records((0, 0, b"k", {"n": "first"}), (0, 1, b"l", {"n": "l"}), changed=[10, 11])
-    second = records((0, 0, b"k", {"n": "second"}), incarnation=2, changed=[20])
+    first = records((0, 0, b"k", {"n": "first"}), (0, 1, b"l", {"n": "l"}), version=[10, 11])
+    second = records((0, 0, b"k", {"n": "second"}), incarnation=2, version=[20])
 
     def test_record_ids_carry_the_incarnation(self, real: Any) -> None:
         for batch in (self.first, self.second, self.first, self.second):

@@ -206,9 +206,9 @@ def test_a_missing_index_that_may_not_be_made_is_an_error(real: Any, rows: Any) 
 def test_the_same_version_of_another_record_is_superseded(real: Any, rows: Any) -> None:
     import pyarrow as pa
 
-    options = {"document_id": "key", "version_from": "v"}
-    first = rows([b'{"n": 1.50}'], keys=[b"a"]).append_column("v", pa.array([7]))
-    other = rows([b'{"n": 2}'], keys=[b"a"]).append_column("v", pa.array([7]))
+    options = {"document_id": "key", "version": "version"}
+    first = rows([b'{"n": 1.50}'], keys=[b"a"]).append_column("version", pa.array([7]))
+    other = rows([b'{"n": 2}'], keys=[b"a"]).append_column("version", pa.array([7]))
     assert real.index(first, **options).created == 1
     assert real.index(first, **options).repeated == 1
     assert real.index(other, **options).superseded == 1
