@@ -265,7 +265,7 @@ class NextAttempt:
             otherwise, busy = error, error.busy
         # Else a repair, or a range that is run again, would hardly ever find a free slot beside the runs of batches.
         soon = not self.attributes.keys().isdisjoint((REPAIR, RANGE))
-        soon = soon or _give_way_soon(self.ledger, stream_name, busy)
+        soon = soon or (self.replay is None and _give_way_soon(self.ledger, stream_name, busy))
         return Wait(str(otherwise), f"batches {busy}", otherwise=otherwise, soon=soon)
 
     def _live(self) -> list[AttemptRow]:

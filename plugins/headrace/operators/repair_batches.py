@@ -69,7 +69,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
         self.batch_dag_id = batch_dag_id or f"{stream.name}_batches"
         self._break_at = 0.0
         # What it waits for while no slot is free for the present batch.
-        self._slot = ""
+        self._slot, self._give_up_at = "", 0.0
 
     def run_step(self, context: Context) -> Any:
         """Repair what is due. Returns the batch times of the completed attempts, as texts."""
@@ -177,7 +177,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
         known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
         attributes = {**run_identity(context).attributes, REPAIR: True, **({PARAMETERS: known} if known else {})}
         following = replace(due, attributes=attributes)
-        self._slot = f"a slot for batch {at}"
+        self._slot, self._give_up_at = f"a slot for batch {at}", 0.0
         try:
             return self.run_next(lambda: following, context)
         except (BatchRunningError, SlotBusyError) as error:
@@ -194,6 +194,9 @@ class RepairBatchesOperator(SparkAttemptOperator):
         from headrace.ledger.errors import BatchRunningError
 
         if awaited.is_for_slot:
+            self._give_up_at = self._give_up_at or time.monotonic() + self.slot_timeout.total_seconds()
+            if awaited.otherwise is not None and time.monotonic() >= self._give_up_at:
+                raise awaited.otherwise
             awaited = replace(awaited, waiting_for=self._slot)
         elif awaited.waiting_for != APPLICATION:
             raise awaited.otherwise or BatchRunningError(awaited.reason)

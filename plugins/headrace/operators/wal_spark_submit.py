@@ -121,6 +121,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self._waited = 0.0
         self._waiting_for = ""
         self._waiting_since = 0.0
+        self._application_waited = 0.0
 
     def execute(self, context: Context) -> Any:
         return self.run_step(context)
@@ -140,9 +141,12 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     # --- waiting
 
-    def resume_wait(self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0) -> None:
+    def resume_wait(
+        self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0, application_waited: float = 0.0
+    ) -> None:
         """Restore the state of the wait from before the deferral; ``waited`` and ``waiting_since`` in seconds."""
         self._waited, self._waiting_for, self._waiting_since = waited, waiting_for, waiting_since
+        self._application_waited = application_waited
 
     def wait(self, awaited: Wait) -> None:
         """Wait for ``slot_poll``, after which the step has to be tried again: in place, or deferred.
@@ -163,6 +167,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if awaited.soon:
             seconds = min(seconds, _SOON_POLL_SECONDS)
         self._waited += seconds
+        self._application_waited += seconds if awaited.waiting_for == APPLICATION else 0.0
         if awaited.soon or not self.deferrable:
             time.sleep(seconds)
             return
@@ -172,6 +177,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             "waited": self._waited,
             "waiting_for": self._waiting_for,
             "waiting_since": self._waiting_since,
+            "application_waited": self._application_waited,
         }
         self.defer(trigger=TimeDeltaTrigger(self.slot_poll), method_name="slot_may_be_free", kwargs=waited)
 
@@ -181,8 +187,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         next one replaces it."""
 
         replaced = replace_older_job(ledger, self.stream.name)
-        waited = self._waited - self._waiting_since if self._waiting_for == APPLICATION else 0.0
-        if self.way != "connect" or waited >= self.start_timeout.total_seconds():
+        # In all, so that waits for a slot between do not begin it anew.
+        if self.way != "connect" or self._application_waited >= self.start_timeout.total_seconds():
             return None
         from headrace.batch.next_attempt import Wait
 

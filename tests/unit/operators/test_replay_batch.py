@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
+from headrace.batch.time_range import TimeRange
 from headrace.errors import Failure
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import ReplayOrderError
@@ -440,3 +441,19 @@ def test_a_range_of_an_ordered_stream_runs_again_in_order(stream, day, ledger, m
 def test_a_run_without_a_range_says_how_to_give_one(stream, connectable, make_task):
     with pytest.raises(AirflowFailException, match="has no range"):
         run_again(stream, make_task(None))
+
+
+def test_a_replay_in_order_behind_a_range_waits_deferred(stream, allocated, toy_batch, connectable, ledger):
+    """The range may take hours, and the task has no worker meanwhile."""
+    (first_ms, first), (second_ms, second) = allocated(), allocated()
+    toy_batch("fail")
+    with pytest.raises(BatchTaskError):
+        run(stream, first, document_ids=KeyIds())
+    (row,) = ledger.attempts.of_batch("flights", first_ms)
+    of_range = {"outputs": ("elasticsearch",), "ordered": ("elasticsearch",), "way": "connect", "lease_ms": 60_000}
+    ledger.replays.begin(
+        "flights", first_ms, target="v2", definition=row.definition, holder="range",
+        attributes=TimeRange(0, second_ms, "another run").attributes, **of_range,
+    )  # fmt: skip
+    with pytest.raises(TaskDeferred):
+        run(stream, second, document_ids=KeyIds())

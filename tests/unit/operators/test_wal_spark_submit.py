@@ -93,14 +93,14 @@ def test_a_scheduled_run_waits_for_it_longer_than_for_a_slot(stream, allocated, 
     limits = stream.limits.model_copy(update={"retry_for": timedelta(milliseconds=1)})
     operator = make(stream.model_copy(update={"limits": limits}))
     with pytest.raises(TaskDeferred) as waiting:
-        operator.slot_may_be_free(task.context, waited=60.0, waiting_for="application", waiting_since=0.0)
+        operator.slot_may_be_free(task.context, waited=60.0, waiting_for="application", application_waited=60.0)
     assert waiting.value.kwargs["waiting_for"] == "application"
 
 
 def test_the_wait_for_an_application_ends_at_the_start_timeout(stream, allocated, submitted):
     _, task = allocated()
-    # After a minute for a slot.
-    make(stream).slot_may_be_free(task.context, waited=240.0, waiting_for="application", waiting_since=60.0)
+    # After a minute for a slot, in whatever order.
+    make(stream).slot_may_be_free(task.context, waited=240.0, waiting_for="slot", application_waited=180.0)
     assert len(submitted) == 1
 
 

@@ -30,7 +30,7 @@ from headrace.batch.results import write_results
 from headrace.batch.time_range import TimeRange
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import HeadraceError
-from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
+from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError, NotItsTurnError
 from headrace.ledger.states import AttemptState
 from headrace.spark.attempts.attempt import run_attempt
 from headrace.spark.attempts.batch_attempt import BatchAttempt
@@ -290,6 +290,9 @@ class RangeRunner:
             # The one that replaced it runs the batch. What it leaves, the task's next try finds.
             self._report(f"batch {at}: {fenced}")
             self._sessions.give_up(number)
+            if self._ordered:
+                # A later one must not be begun before this one is written for the range. The next try begins with it.
+                self._stop.set()
         except Exception as error:
             self._sessions.give_up(number)
             self._has_failed(at, error)
@@ -351,6 +354,10 @@ class RangeRunner:
             with self._lock:
                 self._done += 1
             return None
-        return awaited or following.begin(
+        begun = awaited or following.begin(
             holder=first.holder, way=first.way, lease_ms=self._settings.lease_ms, revision=first.revision
         )
+        if isinstance(begun, Wait) and isinstance(begun.otherwise, NotItsTurnError):
+            # The batches before it are this range's own. One of them is left, and the next try begins with it.
+            raise begun.otherwise
+        return begun

@@ -24,7 +24,7 @@ from headrace.errors import TRY_NUMBER, HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, BatchState, Ledger
 from headrace.ledger.batches.tables import Attempt, batches
-from headrace.ledger.errors import AttemptFencedError, LedgerError
+from headrace.ledger.errors import AttemptFencedError, LedgerError, NotItsTurnError
 from headrace.ledger.receiving.tables import unclaimed_times
 from headrace.spark.attempts import range_run
 from headrace.spark.attempts.batch_attempt import BatchAttempt
@@ -436,6 +436,42 @@ def test_a_try_that_was_replaced_gives_the_range_up(rig: Rig) -> None:
     with pytest.raises(AttemptFencedError, match="later try"):
         rig.run(try_number=1, threads=1)
     assert rig.ran == rig.times[:6]
+
+
+@pytest.mark.parametrize("ends", ["failed", "is silent"])
+def test_a_range_in_order_ends_at_a_batch_taken_over(rig: Rig, ends: str) -> None:
+    """Else it would wait for that batch for ever, or write the later ones without it."""
+    rig.document_ids = KeyIds()
+
+    def taken_over() -> None:
+        fields = {"definition": rig.replay.to_json(), "outputs": ("elasticsearch",), "ordered": ("elasticsearch",)}
+        other = rig.ledger.replays.begin(
+            "shop", rig.times[3], target="v2", holder="another run", way="connect", lease_ms=60_000, **fields
+        )
+        if ends == "failed":
+            rig.ledger.attempts.fail(other, "no")
+        raise AttemptFencedError("Another attempt has taken over.")
+
+    rig.acts[rig.times[3]] = taken_over
+    with pytest.raises(RangeIncompleteError):
+        rig.run()
+    assert rig.ran == rig.times[:4]
+    assert [batch.batch_time_ms for batch in rig.progress(ordered=True).left] == rig.times[3:]
+
+
+def test_a_range_in_order_ends_at_an_earlier_batch_that_is_left(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.document_ids = KeyIds()
+    begin = rig.ledger.replays.begin
+
+    def not_yet(stream_name: str, batch_time_ms: int, **fields: Any) -> Any:
+        if batch_time_ms == rig.times[2]:
+            raise NotItsTurnError("An earlier batch is not written.", busy=(rig.times[1],), remedy="Wait.")
+        return begin(stream_name, batch_time_ms, **fields)
+
+    monkeypatch.setattr(rig.ledger.replays, "begin", not_yet)
+    with pytest.raises(RangeIncompleteError):
+        rig.run()
+    assert rig.ran == rig.times[:2]
 
 
 def test_an_interrupted_run_cancels_what_runs_and_begins_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
