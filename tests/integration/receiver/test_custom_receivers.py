@@ -149,6 +149,7 @@ def test_growing_files_are_in_the_log_once_though_receivers_die(
     finally:
         written = files.end()
     running.wait(lambda: running.records() >= written)
+    running.wait(lambda: len(launcher.handles) >= 2 + killed)
     # A line too many would come now.
     running.end()
     rows = running.rows()
@@ -162,7 +163,6 @@ def test_growing_files_are_in_the_log_once_though_receivers_die(
                 int(row["headers"][0]["value"]) for row in rows if (row["partition"], row["key"]) == (partition, name)
             ]
             assert begins == sorted(begins)
-    assert len(launcher.handles) >= 2 + killed
 
 
 class TextServer:
