@@ -1,6 +1,6 @@
 """What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
-from headrace.stream.decoders import BytesDecoder, DecoderDefinition, JsonDecoder, Utf8Decoder
+from headrace.stream.decoders import AvroDecoder, BytesDecoder, DecoderDefinition, JsonDecoder, Utf8Decoder
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     Input,
@@ -38,6 +38,7 @@ from headrace.stream.stream import Stream
 
 __all__ = [
     "STATE_STEP",
+    "AvroDecoder",
     "Backpressure",
     "BatchTrigger",
     "BytesDecoder",

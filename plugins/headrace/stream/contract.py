@@ -96,6 +96,7 @@ DECODER_SHAPES: Mapping[str, Shape] = {
     **KIND_SHAPES,
     "decodes": _NAMES_CODE,
     "keeps": Shape(_TRUTH, _is_bool, "attribute"),
+    "bytes_are_json": Shape(_TRUTH, _is_bool, "attribute"),
     "column": Shape("a type in Spark's DDL, as a text", _is_full_text),
     "keywords": _KEYWORDS,
 }
@@ -107,7 +108,7 @@ OUTPUT_SHAPES: Mapping[str, Shape] = {
     "datasets": _NAMES_CODE,
     **{
         name: Shape(_TRUTH, _is_bool, "attribute")
-        for name in ("keeps_undecodable", "sends_bytes", "reads_all_rows", "writes_empty_batches")
+        for name in ("keeps_undecodable", "sends_bytes", "writes_json", "reads_all_rows", "writes_empty_batches")
     },
     **{
         name: Shape(_TRUTH, _is_bool)

@@ -1,4 +1,4 @@
-"""The decoders of keys and values: bytes, UTF-8, JSON, and those of other packages."""
+"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, and those of other packages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator
 
+from headrace.formats.avro_schema import AvroKind, Decimals, read_schema
 from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
 from headrace.stream.ddl import ColumnsText, ColumnType, differing_in_case, parse_columns
 from headrace.stream.model import validate_part
@@ -42,6 +43,10 @@ class DecoderDefinition(KindDefinition):
     """Whether the class keeps values with the stream, such as a registry's schemas: it is then called with ``kept``
     too, a ``headrace.spark.records.kept_values.KeptValues``."""
 
+    bytes_are_json: ClassVar[bool] = False
+    """Whether the bytes that it accepts are the value's JSON, so that a document is these bytes where no transform
+    makes another one."""
+
     kind: str
 
     @property
@@ -58,6 +63,8 @@ class DecoderDefinition(KindDefinition):
 class BytesDecoder(DecoderDefinition):
     """Keep the bytes as they are."""
 
+    bytes_are_json: ClassVar[bool] = True
+
     kind: Literal["bytes"] = "bytes"
 
 
@@ -65,6 +72,7 @@ class Utf8Decoder(DecoderDefinition):
     """Decode the bytes as UTF-8 text. Bytes that are not UTF-8 are dead-lettered."""
 
     decodes: ClassVar[str | None] = "headrace.spark.records.json_objects:Utf8Texts"
+    bytes_are_json: ClassVar[bool] = True
 
     kind: Literal["utf8"] = "utf8"
 
@@ -80,6 +88,7 @@ class JsonDecoder(DecoderDefinition):
     """
 
     decodes: ClassVar[str | None] = "headrace.spark.records.json_objects:JsonObjects"
+    bytes_are_json: ClassVar[bool] = True
 
     kind: Literal["json"] = "json"
     fields: ColumnsText
@@ -111,20 +120,65 @@ class JsonDecoder(DecoderDefinition):
         return value
 
     def problems(self, stream: StreamFields) -> Iterator[str]:
-        """Fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
-        transforms = stream.state is not None or any(stream.transform_of(output) for output in stream.outputs)
-        if not transforms or stream.spark.conf.get("spark.sql.caseSensitive", "").lower() == "true":
-            return
-        structs = ColumnType("struct", parse_columns(self.fields)).all()
-        found = [differing_in_case(part.name for part in kind.parts) for kind in structs if kind.name == "struct"]
-        for group in (group for groups in found for group in groups):
-            yield (
-                f"fields: {' and '.join(group)} differ in case only, and to Spark they are one name, so that the "
-                "transform can name neither; leave one out, or set spark.sql.caseSensitive to true in spark.conf"
-            )
+        yield from _ambiguous_names(stream, "fields", self.fields)
 
 
-_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder)
+class AvroDecoder(DecoderDefinition):
+    """Decode Avro by a schema of its own. Values that do not fit the schema are dead-lettered.
+
+    A value is the bytes of one Avro value, without a frame around them. ``schema_text`` is the schema in Avro's JSON.
+    docs/types.md says what each of Avro's types becomes. Hosts of Spark need the extra ``registry``.
+    """
+
+    decodes: ClassVar[str | None] = "headrace.spark.records.avro_values:AvroValues"
+
+    kind: Literal["avro"] = "avro"
+    schema_text: str
+    decimals: Decimals = Field(
+        default="number", description="Decimals of up to 38 digits as numbers, or all of them as texts."
+    )
+
+    @property
+    def column(self) -> str:
+        made = read_schema(self.schema_text)
+        return made.columns(self.decimals) if made.kind is AvroKind.RECORD else made.ddl(self.decimals)
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        return {"schema": self.schema_text, "decimals": self.decimals}
+
+    @property
+    def description(self) -> tuple[str, str]:
+        made = read_schema(self.schema_text)
+        return "Avro", f"`{made.name or made.kind.value}`"
+
+    @field_validator("schema_text")
+    @classmethod
+    def _schema_has_columns(cls, value: str) -> str:
+        read_schema(value)
+        return value
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        made = read_schema(self.schema_text)
+        if made.kind is AvroKind.RECORD:
+            yield from _ambiguous_names(stream, "schema_text", made.columns(self.decimals))
+
+
+def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator[str]:
+    """Yield the fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
+    transforms = stream.state is not None or any(stream.transform_of(output) for output in stream.outputs)
+    if not transforms or stream.spark.conf.get("spark.sql.caseSensitive", "").lower() == "true":
+        return
+    structs = ColumnType("struct", parse_columns(columns)).all()
+    found = [differing_in_case(part.name for part in kind.parts) for kind in structs if kind.name == "struct"]
+    for group in (group for groups in found for group in groups):
+        yield (
+            f"{field}: {' and '.join(group)} differ in case only, and to Spark they are one name, so that the "
+            "transform can name neither; leave one out, or set spark.sql.caseSensitive to true in spark.conf"
+        )
+
+
+_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder)
 
 if TYPE_CHECKING:
     Decoder = DecoderDefinition

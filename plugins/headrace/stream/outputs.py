@@ -208,6 +208,10 @@ class OutputDefinition(KindDefinition):
     """Whether rows without a transform are wanted as the bytes from Kafka instead of decoded: parsing and serialising
     them again would gain nothing."""
 
+    writes_json: ClassVar[bool] = False
+    """Whether what it writes is JSON, so that it gets bytes only of a decoder whose bytes are JSON
+    (`DecoderDefinition.bytes_are_json`)."""
+
     reads_all_rows: ClassVar[bool] = True
     """Whether the writer reads all rows. Rows that several such outputs read are computed once, and kept meanwhile."""
 
@@ -297,6 +301,7 @@ class ElasticsearchOutput(OutputDefinition):
     datasets: ClassVar[str | None] = "headrace.lineage:index_datasets"
     keeps_undecodable: ClassVar[bool] = True
     sends_bytes: ClassVar[bool] = True
+    writes_json: ClassVar[bool] = True
 
     kind: Literal["elasticsearch"] = "elasticsearch"
     id: Identifier = "elasticsearch"

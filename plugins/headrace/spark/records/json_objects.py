@@ -22,10 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError, element_offsets, unfit
+
 # msgspec checks the nesting by Python's limit of recursion.
 _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
-_YEARS_1_TO_9999 = (-62_135_596_800, 253_402_300_799)
 _SHOWN_CHARACTERS = 60
 # A number in RFC 8259. Python's Decimal also takes 1_000, +1, 01, blanks and the digits of all scripts.
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -81,7 +82,7 @@ class JsonObjects:
     def _array(self, objects: list[Any], refused: dict[int, str]) -> pa.Array:
         try:
             return self._objects.array(objects)
-        except _UnfitError:
+        except UnfitError:
             for row, error in self._objects.unfit(objects):
                 refused.setdefault(row, str(error))
                 objects[row] = None
@@ -121,10 +122,6 @@ def _not_utf8(values: pa.Array) -> dict[int, str]:
     return {}
 
 
-class _UnfitError(Exception):
-    """A value does not fit its type exactly; the text names both, and the place."""
-
-
 class _Values(Protocol):
     """The values of one place in the objects. ``strict`` is their type for msgspec; ``loose`` takes any value for a
     STRING, as its text in the record."""
@@ -133,7 +130,7 @@ class _Values(Protocol):
     loose: Any
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        """The values (None where there is none) as Arrow's; raises _UnfitError."""
+        """The values (None where there is none) as Arrow's; raises UnfitError."""
         ...
 
 
@@ -149,7 +146,7 @@ class _Plain:
             return self._convert(values, self._kind)
         except (pa.ArrowException, ArithmeticError, ValueError):
             shown = ", ".join(str(value) for value in values if value is not None)
-            raise _UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`") from None
+            raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`") from None
 
 
 class _Texts:
@@ -191,7 +188,7 @@ class _Decimals:
                 return self._context.quantize(decimal.Decimal(number), self._unit)
         except (ArithmeticError, msgspec.DecodeError):
             pass
-        raise _UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
+        raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
 
 
 class _Objects:
@@ -223,12 +220,12 @@ class _Objects:
         fields = [field for field, _ in self._fields.values()]
         return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(absent, pa.bool_()))
 
-    def unfit(self, values: Sequence[Any]) -> Iterator[tuple[int, _UnfitError]]:
+    def unfit(self, values: Sequence[Any]) -> Iterator[tuple[int, UnfitError]]:
         """The numbers of the values that do not fit, by field. Each field is searched by itself: where all records are
         at fault, often only one of their fields is."""
         for name, (_, held) in self._fields.items():
             column = [None if value is None else getattr(value, name) for value in values]
-            yield from held.objects.unfit(column) if isinstance(held, _Optional) else _unfit(held, column)
+            yield from held.objects.unfit(column) if isinstance(held, _Optional) else unfit(held, column)
 
 
 class _Optional:
@@ -253,7 +250,7 @@ class _Lists:
 
     def array(self, values: Sequence[Any]) -> pa.Array:
         flat = list(chain.from_iterable(value for value in values if value is not None))
-        return pa.ListArray.from_arrays(_offsets(values), self._element.array(flat), type=self._kind)
+        return pa.ListArray.from_arrays(element_offsets(values), self._element.array(flat), type=self._kind)
 
 
 class _Maps:
@@ -268,31 +265,11 @@ class _Maps:
         held = [value for value in values if value is not None]
         keys = pa.array(list(chain.from_iterable(held)), pa.string())
         items = self._item.array(list(chain.from_iterable(value.values() for value in held)))
-        return pa.MapArray.from_arrays(_offsets(values), keys, items, self._kind)
-
-
-def _unfit(held: _Values, values: Sequence[Any], first: int = 0) -> Iterator[tuple[int, _UnfitError]]:
-    try:
-        held.array(values)
-    except _UnfitError as error:
-        if len(values) == 1:
-            yield first, error
-            return
-        half = len(values) // 2
-        yield from _unfit(held, values[:half], first)
-        yield from _unfit(held, values[half:], first + half)
+        return pa.MapArray.from_arrays(element_offsets(values), keys, items, self._kind)
 
 
 def _inner(values: _Values) -> Any:
     return msgspec.Raw if isinstance(values, _Texts) else values.loose
-
-
-def _offsets(values: Sequence[Any]) -> pa.Array:
-    """Where each value begins among the elements of all; null for a null."""
-    starts = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([0 if value is None else len(value) for value in values], out=starts[1:])
-    absent = np.array([*(value is None for value in values), False])
-    return pa.array(starts, pa.int32(), mask=absent)
 
 
 def _values(kind: pa.DataType, place: str, time_zone: str) -> _Values:
@@ -352,7 +329,7 @@ def _times(values: Sequence[Any], kind: Any, time_zone: str) -> pa.Array:
     if int in set(map(type, values)):
         seconds = pa.array([value if isinstance(value, int) else None for value in values], pa.int64())
         least, most = pc.min_max(seconds).as_py().values()
-        if least < _YEARS_1_TO_9999[0] or most > _YEARS_1_TO_9999[1]:
+        if least < YEARS_1_TO_9999[0] or most > YEARS_1_TO_9999[1]:
             raise ValueError("milliseconds?")
         values = [value if isinstance(value, str) else None for value in values]
     texts = _cut_zeros(pa.array(values, pa.string()))
@@ -372,7 +349,7 @@ def _times(values: Sequence[Any], kind: Any, time_zone: str) -> pa.Array:
 def _in_calendar(times: pa.Array) -> pa.Array:
     """The times if all are in the years 1 to 9999: Arrow takes the year 0, and UTC may be in another year."""
     least, most = pc.min_max(times.cast(pa.timestamp("s", getattr(times.type, "tz", None)), safe=False)).values()
-    if least.is_valid and not (_YEARS_1_TO_9999[0] <= least.value and most.value <= _YEARS_1_TO_9999[1]):
+    if least.is_valid and not (YEARS_1_TO_9999[0] <= least.value and most.value <= YEARS_1_TO_9999[1]):
         raise ValueError("the year is not 1 to 9999")
     return times
 

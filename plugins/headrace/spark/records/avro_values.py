@@ -1,0 +1,374 @@
+"""Decodes Avro into Arrow columns, with the reason of each value that is refused.
+
+It imports no Spark. fastavro reads each value by the schema without its logical types; these are turned for a whole
+column at a time, which is faster, and exact: fastavro's own dates end with the year 9999, and its times have no
+nanoseconds. Only a batch with a value that does not fit is divided until these are found.
+
+fastavro takes what no writer makes, and this module refuses it: bytes behind the value, and an enum's index below 0.
+"""
+
+from __future__ import annotations
+
+import decimal
+import io
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import Failure, HeadraceError
+from headrace.formats.avro_schema import AvroKind, AvroType, read_schema
+from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError, element_offsets, unfit
+
+if TYPE_CHECKING:
+    from headrace.formats.avro_schema import Decimals
+
+_SECONDS_A_DAY = 86_400
+_SHOWN_CHARACTERS = 60
+
+
+class AvroLibraryMissingError(HeadraceError):
+    """A host of Spark does not have the library that reads Avro."""
+
+    failure = Failure.CODE
+
+
+class AvroValues:
+    """Decodes values of one schema, without a frame around them. ``column`` is the Arrow type of `AvroType.ddl`."""
+
+    def __init__(
+        self,
+        column: pa.DataType,
+        *,
+        time_zone: str = "UTC",  # noqa: ARG002 - of the contract
+        schema: str,
+        decimals: Decimals = "number",
+    ) -> None:
+        """The time zone makes no difference: Avro's times are in UTC, or of no zone.
+
+        Raises AvroLibraryMissingError.
+        """
+        try:
+            import fastavro
+        except ImportError as error:
+            raise AvroLibraryMissingError(
+                f"A Spark task on {socket.gethostname()} cannot decode Avro: {error}.",
+                remedy="Install headrace[registry] on all hosts of the Spark application.",
+            ) from error
+        made = read_schema(schema)
+        self._wanted = f"no Avro value of {made.name or made.kind.value}"
+        self._column = _column(made, column, "$", text=decimals == "text")
+        self._read = fastavro.schemaless_reader
+        self._schema: Any = fastavro.parse_schema(_with_numbers(made.plain, {}))
+
+    def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        """The values of binary ``values``, and the reasons by row of those that are refused, which are null."""
+        refused: dict[int, str] = {}
+        read = [self._one(row, value, refused) for row, value in enumerate(values.to_pylist())]
+        try:
+            decoded = self._column.array(read)
+        except UnfitError:
+            for row, error in unfit(self._column, read):
+                refused[row] = str(error)
+                read[row] = None
+            decoded = self._column.array(read)
+        return decoded, {row: f"{self._wanted}: {reason}" for row, reason in refused.items()}
+
+    def _one(self, row: int, value: bytes | None, refused: dict[int, str]) -> Any:
+        if value is None:
+            return None
+        given = io.BytesIO(value)
+        try:
+            read = self._read(given, self._schema, None, return_named_type=True)
+        except Exception as error:
+            # Whatever the bytes are, they are one record's.
+            refused[row] = _reason(error)
+            return None
+        if given.tell() != len(value):
+            refused[row] = f"{len(value) - given.tell()} bytes follow it"
+            return None
+        if read is None:
+            refused[row] = "it is null"
+        return read
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "it ends too early"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a text is not UTF-8: {error.reason}"
+    if isinstance(error, IndexError):
+        return "it names a member of a union that is not there"
+    if isinstance(error, MemoryError):
+        return "it says that it has more than fits into memory"
+    return f"{type(error).__name__}: {str(error)[:_SHOWN_CHARACTERS]}"
+
+
+def _with_numbers(plain: Any, enums: dict[str, Any], *, in_union: bool = False) -> Any:
+    """The schema with the numbers of enums in place of their symbols, as they are encoded, so that a number below 0 is
+    seen. In a union an enum stays: its value is told from others by its name.
+
+    ``enums``: those met before, by name: the definition if it is not in the schema, None if it is.
+    """
+    if isinstance(plain, list):
+        return [_with_numbers(each, enums, in_union=len(plain) > 1) for each in plain]
+    if isinstance(plain, str):
+        if plain not in enums or not in_union:
+            return "int" if plain in enums else plain
+        definition, enums[plain] = enums[plain], None
+        return plain if definition is None else definition
+    if plain["type"] == "enum":
+        enums[plain["name"]] = None if in_union else plain
+        return plain if in_union else "int"
+    below = {key: _with_numbers(plain[key], enums) for key in ("items", "values") if key in plain}
+    if "fields" in plain:
+        below["fields"] = [
+            {"name": each["name"], "type": _with_numbers(each["type"], enums)} for each in plain["fields"]
+        ]
+    return {**{key: value for key, value in plain.items() if key not in ("default", "aliases")}, **below}
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """The values of one place. ``convert`` makes an array of them, None where there is none; it raises UnfitError, or
+    an error of Arrow or of a number, if some do not fit."""
+
+    place: str
+    convert: Callable[[Sequence[Any]], pa.Array]
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        try:
+            return self.convert(values)
+        except (pa.ArrowException, ArithmeticError, ValueError, TypeError) as error:
+            shown = ", ".join(str(value) for value in values if value is not None)
+            raise UnfitError(f"{error} ({shown[:_SHOWN_CHARACTERS]}) at `{self.place}`") from None
+
+
+def _column(made: AvroType, kind: Any, place: str, *, text: bool) -> _Column:
+    """The column of a type, as Arrow's ``kind``. ``text``: decimals are texts."""
+    if made.kind in (AvroKind.RECORD, AvroKind.UNION):
+        fields = list(kind)
+        below = [
+            _column(part, field.type, f"{place}.{name}", text=text)
+            for (name, part), field in zip(made.parts, fields, strict=True)
+        ]
+        convert = _records if made.kind is AvroKind.RECORD else _members
+        return _Column(place, lambda values: convert(values, made, fields, below))
+    if made.kind in (AvroKind.ARRAY, AvroKind.MAP):
+        part = made.parts[0][1]
+        element = _column(
+            part, kind.value_type if made.kind is AvroKind.ARRAY else kind.item_type, f"{place}[]", text=text
+        )
+        convert_all = _arrays if made.kind is AvroKind.ARRAY else _maps
+        return _Column(place, lambda values: convert_all(values, kind, element))
+    if made.kind is AvroKind.DECIMAL and (text or not pa.types.is_decimal(kind)):
+        return _Column(place, lambda values: _decimal_texts(values, made))
+    return _Column(place, lambda values: _CONVERSIONS[made.kind](values, kind, made))
+
+
+def _absent(values: Sequence[Any]) -> pa.Array:
+    return pa.array([value is None for value in values], pa.bool_())
+
+
+def _records(values: Sequence[Any], made: AvroType, fields: Sequence[pa.Field], below: Sequence[_Column]) -> pa.Array:
+    # Within a union a record comes with its name.
+    held = [value[1] if type(value) is tuple else value for value in values]
+    arrays = [
+        column.array([None if value is None else value[name] for value in held])
+        for (name, _), column in zip(made.parts, below, strict=True)
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(fields), mask=_absent(values))
+
+
+def _members(values: Sequence[Any], made: AvroType, fields: Sequence[pa.Field], below: Sequence[_Column]) -> pa.Array:
+    """A column for each member of a union, of which one has the value."""
+    member = [None if value is None else _member_of(value, made) for value in values]
+    arrays = [
+        column.array([value if number == member_of else None for value, member_of in zip(values, member, strict=True)])
+        for number, column in enumerate(below)
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(fields), mask=_absent(values))
+
+
+def _member_of(value: Any, made: AvroType) -> int:
+    """The number of the member that the value belongs to."""
+    if type(value) is tuple:
+        return next(number for number, (_, part) in enumerate(made.parts) if part.name == value[0])
+    kinds = {_below(part): number for number, (_, part) in enumerate(made.parts) if not part.name}
+    # The wider of two that the value may be of.
+    return next(number for kind in _KINDS[type(value)] if (number := kinds.get(kind)) is not None)
+
+
+def _below(part: AvroType) -> AvroKind:
+    return AvroKind(part.plain if isinstance(part.plain, str) else part.plain["type"])
+
+
+_KINDS: Mapping[type, tuple[AvroKind, ...]] = {
+    bool: (AvroKind.BOOLEAN,),
+    int: (AvroKind.LONG, AvroKind.INT),
+    float: (AvroKind.DOUBLE, AvroKind.FLOAT),
+    bytes: (AvroKind.BYTES,),
+    str: (AvroKind.STRING,),
+    list: (AvroKind.ARRAY,),
+    dict: (AvroKind.MAP,),
+}
+"""What fastavro's values may be, where a union has them without a name."""
+
+
+def _arrays(values: Sequence[Any], kind: Any, element: _Column) -> pa.Array:
+    flat = list(chain.from_iterable(value for value in values if value is not None))
+    return pa.ListArray.from_arrays(element_offsets(values), element.array(flat), type=kind)
+
+
+def _maps(values: Sequence[Any], kind: Any, item: _Column) -> pa.Array:
+    held = [value for value in values if value is not None]
+    keys = pa.array(list(chain.from_iterable(held)), pa.string())
+    items = item.array(list(chain.from_iterable(value.values() for value in held)))
+    return pa.MapArray.from_arrays(element_offsets(values), keys, items, kind)
+
+
+def _as_they_are(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
+    return pa.array(values, kind)
+
+
+def _bytes(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
+    return pa.array(_plain(values), kind)
+
+
+def _plain(values: Sequence[Any]) -> list[Any]:
+    """The values of a fixed or an enum, which come with their name within a union."""
+    return [value[1] if type(value) is tuple else value for value in values]
+
+
+def _symbols(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
+    plain = _plain(values)
+    if any(type(value) is str for value in plain):
+        return pa.array(plain, kind)
+    numbers = pa.array(plain, pa.int64())
+    bounds = pc.min_max(numbers)
+    least, most = bounds["min"].as_py(), bounds["max"].as_py()
+    if least is not None and (least < 0 or most >= len(made.symbols)):
+        raise ValueError(f"of an enum of {len(made.symbols)} symbols there is no such number")
+    return pa.array(made.symbols, kind).take(numbers)
+
+
+def _unscaled(value: bytes) -> int:
+    return int.from_bytes(value, "big", signed=True)
+
+
+def _decimals(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
+    return pa.array([None if value is None else _decimal(value, made) for value in _plain(values)], kind)
+
+
+def _decimal_texts(values: Sequence[Any], made: AvroType) -> pa.Array:
+    made_texts = [None if value is None else f"{_decimal(value, made):f}" for value in _plain(values)]
+    return pa.array(made_texts, pa.string())
+
+
+def _decimal(value: bytes, made: AvroType) -> decimal.Decimal:
+    digits = _unscaled(value)
+    if abs(digits) >= 10**made.precision:
+        raise ValueError(f"more than {made.precision} digits")
+    sign, shown = int(digits < 0), tuple(map(int, str(abs(digits))))
+    return decimal.Decimal((sign, shown, -made.scale))
+
+
+def _uuids(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
+    texts = [str(uuid.UUID(bytes=value)) if isinstance(value, bytes) else value for value in _plain(values)]
+    return pa.array(texts, kind)
+
+
+def _dates(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
+    days = pa.array(values, pa.int32())
+    _check_years(days, _SECONDS_A_DAY, 1)
+    return days.cast(kind)
+
+
+def _check_years(numbers: pa.Array, times: int, parts: int) -> None:
+    """Raise ValueError unless the numbers are seconds of the years 1 to 9999, times ``times`` and by ``parts``. Later
+    and earlier times are no texts that a JSON document can have."""
+    bounds = pc.min_max(numbers)
+    least, most = bounds["min"].as_py(), bounds["max"].as_py()
+    if least is None:
+        return
+    first, last = YEARS_1_TO_9999
+    if not (first <= least * times // parts and most * times // parts <= last):
+        raise ValueError("the year is not 1 to 9999")
+
+
+def _times(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
+    per_second = 1_000 if made.kind in (AvroKind.TIMESTAMP_MILLIS, AvroKind.LOCAL_MILLIS) else 1_000_000
+    numbers = pa.array(values, pa.int64())
+    _check_years(numbers, 1, per_second)
+    return pc.multiply_checked(numbers, 1_000_000 // per_second).cast(pa.timestamp("us")).cast(kind)
+
+
+def _nanoseconds(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
+    """Texts of ISO 8601 with nine digits: Spark's times have six."""
+    zone = "Z" if made.kind is AvroKind.TIMESTAMP_NANOS else ""
+    numbers = pa.array(values, pa.int64())
+    texts = pc.strftime(numbers.cast(pa.timestamp("ns")), format="%Y-%m-%dT%H:%M:%S")
+    return pc.binary_join_element_wise(texts, pa.scalar(zone), "").cast(kind)
+
+
+def _times_of_day(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
+    """Texts of ISO 8601."""
+    unit, per_day = (
+        ("ms", _SECONDS_A_DAY * 1_000) if made.kind is AvroKind.TIME_MILLIS else ("us", _SECONDS_A_DAY * 10**6)
+    )
+    numbers = pa.array(values, pa.int64())
+    bounds = pc.min_max(numbers)
+    least, most = bounds["min"].as_py(), bounds["max"].as_py()
+    if least is not None and not (least >= 0 and most < per_day):
+        raise ValueError("no time of a day")
+    return pa.array([None if value is None else _time_text(value, unit) for value in values], kind)
+
+
+def _time_text(value: int, unit: str) -> str:
+    per_second = 1_000 if unit == "ms" else 1_000_000
+    seconds, part = divmod(value, per_second)
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02}:{minute:02}:{second:02}.{part:0{3 if unit == 'ms' else 6}}"
+
+
+def _durations(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
+    """Months, days and milliseconds, each of four bytes, little-endian and without a sign."""
+    plain = _plain(values)
+    parts = [
+        pa.array(
+            [None if value is None else int.from_bytes(value[at : at + 4], "little") for value in plain], pa.int64()
+        )
+        for at in (0, 4, 8)
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=_absent(values))
+
+
+_CONVERSIONS: Mapping[AvroKind, Callable[[Sequence[Any], Any, AvroType], pa.Array]] = {
+    AvroKind.BOOLEAN: _as_they_are,
+    AvroKind.INT: _as_they_are,
+    AvroKind.LONG: _as_they_are,
+    AvroKind.FLOAT: _as_they_are,
+    AvroKind.DOUBLE: _as_they_are,
+    AvroKind.STRING: _as_they_are,
+    AvroKind.BYTES: _bytes,
+    AvroKind.FIXED: _bytes,
+    AvroKind.ENUM: _symbols,
+    AvroKind.DECIMAL: _decimals,
+    AvroKind.UUID: _uuids,
+    AvroKind.DATE: _dates,
+    AvroKind.TIME_MILLIS: _times_of_day,
+    AvroKind.TIME_MICROS: _times_of_day,
+    AvroKind.TIMESTAMP_MILLIS: _times,
+    AvroKind.TIMESTAMP_MICROS: _times,
+    AvroKind.TIMESTAMP_NANOS: _nanoseconds,
+    AvroKind.LOCAL_MILLIS: _times,
+    AvroKind.LOCAL_MICROS: _times,
+    AvroKind.LOCAL_NANOS: _nanoseconds,
+    AvroKind.DURATION: _durations,
+}
