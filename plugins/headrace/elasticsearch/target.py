@@ -118,7 +118,8 @@ class Target:
     @property
     def letters(self) -> Target:
         """The place of its dead letters. Whether ids are unique there is checked before they are sent."""
-        return Target(name=self.dead_letter_index, dead_letter_index=self.dead_letter_index, owner=self.owner)
+        name = self.dead_letter_index
+        return Target(name=name, dead_letter_index=name, owner=self.owner, first_alone=self.first_alone)
 
     def found(self, concrete: ConcreteIndex | None) -> Target:
         """The target with what its name stands for now, before a write."""

@@ -47,6 +47,14 @@ def test_outputs_of_one_dead_letter_index_have_separate_letters(letters: Letters
     assert stored == sorted(["s/o/i/t+0+0", "s/o/i/t+0+1", f"{other}/t+0+0", f"{other}/t+0+1"])
 
 
+def test_the_first_letter_is_sent_alone_where_the_place_is_new(
+    letters: Letters, make_rows: Any, elasticsearch: FakeElasticsearch
+) -> None:
+    """As documents are: a template or a pipeline may send letters elsewhere too."""
+    letters(make_rows([{"n": 1}] * 3), first_alone=True)
+    assert [len(actions) for _, actions in elasticsearch.bulks][-2:] == [1, 2]
+
+
 def test_two_rows_of_one_record_have_letters_that_name_them(letters: Letters, make_rows: Any) -> None:
     rows = make_rows([{"n": 1}, {"n": 2}, {"n": 3}], offsets=[7, 7, 8], line=["a/2", "b", "a/2"])
     stored = letters(rows.rename_columns({"value": "document"}), id_columns=["line"])
