@@ -310,6 +310,7 @@ def awaited_turn(ledger: Ledger, stream_name: str, batch_time_ms: int, *, unclai
 
 
 GIVE_WAY_SECONDS = 30.0
+"""How long a batch of a range waits for a batch of the stream that is due: that one may wait for a person."""
 _ASK_SECONDS = 1.0
 # A batch is due for so many intervals, at least a minute. After that nobody seems to run it.
 _LIVE_INTERVALS = 10

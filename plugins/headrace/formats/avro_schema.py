@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 MAX_SCHEMA_BYTES = 4 * 1024 * 1024
@@ -151,6 +152,7 @@ _PRIMITIVE = frozenset(
 )
 
 
+@lru_cache(maxsize=64)
 def read_schema(text: str) -> AvroType:
     """The type of the values of a schema.
 

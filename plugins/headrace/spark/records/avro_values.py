@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from headrace.formats.avro_schema import Decimals
 
 _SECONDS_A_DAY = 86_400
+# Other times are no texts that a JSON document can have.
+_YEARS = "the year is not 1 to 9999"
 _SHOWN_CHARACTERS = 60
 
 
@@ -250,10 +252,8 @@ def _symbols(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
     if any(type(value) is str for value in plain):
         return pa.array(plain, kind)
     numbers = pa.array(plain, pa.int64())
-    bounds = pc.min_max(numbers)
-    least, most = bounds["min"].as_py(), bounds["max"].as_py()
-    if least is not None and (least < 0 or most >= len(made.symbols)):
-        raise ValueError(f"of an enum of {len(made.symbols)} symbols there is no such number")
+    number = len(made.symbols)
+    _check_between(numbers, 0, number - 1, f"of an enum of {number} symbols there is no such number")
     return pa.array(made.symbols, kind).take(numbers)
 
 
@@ -285,26 +285,16 @@ def _uuids(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
 
 def _dates(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
     days = pa.array(values, pa.int32())
-    _check_years(days, _SECONDS_A_DAY, 1)
-    return days.cast(kind)
-
-
-def _check_years(numbers: pa.Array, times: int, parts: int) -> None:
-    """Raise ValueError unless the numbers are seconds of the years 1 to 9999, times ``times`` and by ``parts``. Later
-    and earlier times are no texts that a JSON document can have."""
-    bounds = pc.min_max(numbers)
-    least, most = bounds["min"].as_py(), bounds["max"].as_py()
-    if least is None:
-        return
     first, last = YEARS_1_TO_9999
-    if not (first <= least * times // parts and most * times // parts <= last):
-        raise ValueError("the year is not 1 to 9999")
+    _check_between(days, first // _SECONDS_A_DAY, last // _SECONDS_A_DAY, _YEARS)
+    return days.cast(kind)
 
 
 def _times(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
     per_second = 1_000 if made.kind in (AvroKind.TIMESTAMP_MILLIS, AvroKind.LOCAL_MILLIS) else 1_000_000
     numbers = pa.array(values, pa.int64())
-    _check_years(numbers, 1, per_second)
+    first, last = YEARS_1_TO_9999
+    _check_between(numbers, first * per_second, (last + 1) * per_second - 1, _YEARS)
     return pc.multiply_checked(numbers, 1_000_000 // per_second).cast(pa.timestamp("us")).cast(kind)
 
 
@@ -318,23 +308,18 @@ def _nanoseconds(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
 
 def _times_of_day(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
     """Texts of ISO 8601."""
-    unit, per_day = (
-        ("ms", _SECONDS_A_DAY * 1_000) if made.kind is AvroKind.TIME_MILLIS else ("us", _SECONDS_A_DAY * 10**6)
-    )
+    unit = pa.time32("ms") if made.kind is AvroKind.TIME_MILLIS else pa.time64("us")
+    per_second = 1_000 if made.kind is AvroKind.TIME_MILLIS else 1_000_000
     numbers = pa.array(values, pa.int64())
+    _check_between(numbers, 0, _SECONDS_A_DAY * per_second - 1, "no time of a day")
+    return numbers.cast(pa.int32() if made.kind is AvroKind.TIME_MILLIS else pa.int64()).cast(unit).cast(kind)
+
+
+def _check_between(numbers: pa.Array, least: int, most: int, why: str) -> None:
+    """Raise ValueError with ``why`` unless all numbers are from ``least`` to ``most``."""
     bounds = pc.min_max(numbers)
-    least, most = bounds["min"].as_py(), bounds["max"].as_py()
-    if least is not None and not (least >= 0 and most < per_day):
-        raise ValueError("no time of a day")
-    return pa.array([None if value is None else _time_text(value, unit) for value in values], kind)
-
-
-def _time_text(value: int, unit: str) -> str:
-    per_second = 1_000 if unit == "ms" else 1_000_000
-    seconds, part = divmod(value, per_second)
-    minutes, second = divmod(seconds, 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour:02}:{minute:02}:{second:02}.{part:0{3 if unit == 'ms' else 6}}"
+    if bounds["min"].is_valid and not (least <= bounds["min"].as_py() and bounds["max"].as_py() <= most):
+        raise ValueError(why)
 
 
 def _durations(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
