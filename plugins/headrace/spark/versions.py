@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-
-if TYPE_CHECKING:
-    pass
 
 
 class VersionMismatchError(HeadraceError):

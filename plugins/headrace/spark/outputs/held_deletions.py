@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import document_column
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_KEPT_BYTES = 1024 * 1024
 """The most bytes of rows (about 10,000 records) that a task keeps for the process that sends them."""
