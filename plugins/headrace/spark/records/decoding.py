@@ -96,7 +96,7 @@ class TaskDecoder:
             ) from error
         keywords = dict(self.keywords)
         if self.kept_url is not None:
-            from headrace.spark.records.kept_values import KeptValues
+            from headrace.kept_values import KeptValues
 
             keywords["kept"] = KeptValues(self.kept_url)
         return kind(arrow_type(self.made), time_zone=time_zone, **keywords)
