@@ -40,11 +40,16 @@ _NOT_OF_JSON = frozenset(
 )
 
 
+KEPT_FOLDER = "kept"
+"""The folder of what decoders keep, in the folder of the stream. Nothing deletes it, as nothing knows who reads it."""
+
+
 class SchemaQuestion(NamedTuple):
-    """The schema of a registry: the connection's id, the subject (None: that of the topic) and the version (None: the
-    newest)."""
+    """The schema of a registry: the connection's id, the format as the registry names it, the subject (None: that of
+    the topic) and the version (None: the newest)."""
 
     registry: str
+    format: str
     subject: str | None
     version: int | None
 
@@ -90,6 +95,10 @@ class DecoderDefinition(KindDefinition):
         """The keyword arguments with which tasks call the class ``decodes``."""
         return {}
 
+    def kept_url(self, folder_url: str) -> str:
+        """The folder of what the class keeps, in the folder of the stream."""
+        return f"{folder_url}/{KEPT_FOLDER}/{self.kind}"
+
     @property
     def question(self) -> SchemaQuestion | None:
         """The schema of a registry that the columns come from. `with_reader` then gives the decoder with its answer."""
@@ -100,8 +109,11 @@ class DecoderDefinition(KindDefinition):
         """Whether the values have the frame of a schema registry."""
         return False
 
-    def with_reader(self, schema: SchemaText, part: Literal["key", "value"]) -> Self:  # noqa: ARG002 - for subclasses
-        """The decoder of keys or values that reads by this schema, the answer to its `question`."""
+    def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:  # noqa: ARG002
+        """The decoder of keys or values that reads by this schema, the answer to its `question` if it has one.
+
+        Raises ValueError if values of the schema have no columns.
+        """
         return self
 
 
@@ -270,16 +282,17 @@ class SchemaDecoder(DecoderDefinition):
     def question(self) -> SchemaQuestion | None:
         if self.registry is None or self.schema_text is not None:
             return None
-        return SchemaQuestion(self.registry, self.subject, self.version)
+        return SchemaQuestion(self.registry, self.format, self.subject, self.version)
 
     @property
     def is_framed(self) -> bool:
         return self.registry is not None
 
-    def with_reader(self, schema: SchemaText, part: Literal["key", "value"]) -> Self:
+    def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:
+        if schema is not None:
+            self._check(schema)
         read = self.model_copy()
-        # Its column and keywords are those of this schema.
-        read._reader, read._part = (schema if self.schema_text is None else None), part
+        read._reader, read._part = schema, part
         return read
 
     @property
