@@ -46,6 +46,7 @@ _EXTRA = {
     "identity_pool": "bearer.auth.identity.pool.id",
 }
 """The keys of a connection's extra, and the client's names. Its names are taken too, as other tools have them."""
+_CREDENTIALS = {"bearer_token": "a token", "oauth_token_url": "a server of tokens"}
 _OAUTH = ("oauth_token_url", "oauth_client_id", "oauth_client_secret", "oauth_scope")
 _OWN = ("path", "verify_certs")
 
@@ -232,11 +233,11 @@ def client_config(connection: Connection) -> dict[str, Any]:
         "retries.wait.ms": _WAIT_MS,
         "retries.max.wait.ms": _WAIT_MS,
     }
-    given = [name for name in ("bearer_token", "oauth_token_url") if extra.get(name)]
-    given += ["login"] if connection.login else []
+    given = [words for name, words in _CREDENTIALS.items() if extra.get(name)]
+    given += ["a login"] if connection.login else []
     if len(given) > 1:
         raise RegistrySettingError(
-            f"Connection {connection.id!r} has more than one credential: {', '.join(given)}.", remedy="Keep one."
+            f"Connection {connection.id!r} has {' and '.join(given)}.", remedy="Keep one."
         )
     if connection.login:
         config["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"
@@ -246,11 +247,11 @@ def client_config(connection: Connection) -> dict[str, Any]:
     if str(extra.get("verify_certs", True)).lower() == "false":
         config["ssl.ca.location"] = False
     bearer = {_EXTRA[name]: extra[name] for name in _EXTRA if extra.get(name) and _EXTRA[name].startswith("bearer")}
-    if not given or given == ["login"]:
+    if not given or connection.login:
         return config
     # The client asks for the cluster, which Confluent's cloud needs and nobody else.
     bearer.setdefault("bearer.auth.logical.cluster", "")
-    if given == ["oauth_token_url"]:
+    if extra.get("oauth_token_url"):
         missing = [name for name in _OAUTH[:3] if not extra.get(name)]
         if missing:
             raise RegistrySettingError(
@@ -258,7 +259,7 @@ def client_config(connection: Connection) -> dict[str, Any]:
                 remedy="oauth_token_url, oauth_client_id and oauth_client_secret go together; oauth_scope may follow.",
             )
         bearer.setdefault("bearer.auth.scope", "")
-    source = "STATIC_TOKEN" if given == ["bearer_token"] else "OAUTHBEARER"
+    source = "OAUTHBEARER" if extra.get("oauth_token_url") else "STATIC_TOKEN"
     return {**config, **bearer, "bearer.auth.credentials.source": source}
 
 
