@@ -158,7 +158,7 @@ chromium:
 
 # What only tests run, and who asks for it.
 test-jars: jars
-	@$(BIN)/python -m headrace.devstack.jars fetch registry
+	@$(BIN)/python -m headrace.devstack.jars fetch registry connect debezium-postgres connect-avro
 
 # Ahead of what waits for servers with a deadline. No stamp: the cache is elsewhere, and looking through it is quick.
 jars: $(VENV)/.installed java

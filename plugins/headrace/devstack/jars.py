@@ -127,6 +127,7 @@ OPENSEARCH_VERSION = "2.19.6"
 OPENSEARCH_3_VERSION = "3.3.2"
 POSTGRES_VERSION = "17.5.0"
 REGISTRY_VERSION = "2.6.13.Final"
+DEBEZIUM_VERSION = "3.6.1.Final"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,13 @@ BUNDLES: Mapping[str, tuple[Module, ...]] = {
     ),
     "opensearch": _opensearch(OPENSEARCH_VERSION, log4j="2.25.4"),
     "opensearch-3": _opensearch(OPENSEARCH_3_VERSION, log4j="2.21.0"),
+    "connect": (
+        Module("org.apache.kafka", "connect-runtime", KAFKA_VERSION),
+        Module("org.slf4j", "slf4j-simple", "1.7.36"),
+    ),
+    "debezium-postgres": (Module("io.debezium", "debezium-connector-postgres", DEBEZIUM_VERSION),),
+    # Confluent's converter is not on Maven Central; this one writes the same bytes.
+    "connect-avro": (Module("io.apicurio", "apicurio-registry-utils-converter", REGISTRY_VERSION),),
     "postgres-linux-amd64": _postgres("linux-amd64"),
     "postgres-linux-arm64v8": _postgres("linux-arm64v8"),
     "postgres-darwin-amd64": _postgres("darwin-amd64"),

@@ -30,6 +30,11 @@ class RegistryServer(Server):
         """The base URL of Confluent's API."""
         return f"http://{LOOPBACK}:{self.port}/apis/ccompat/v7"
 
+    @property
+    def own_url(self) -> str:
+        """The base URL of Apicurio's own API."""
+        return f"http://{LOOPBACK}:{self.port}/apis/registry/v2"
+
     def specify(self) -> ProcessSpec:
         # H2 by default writes what is committed half a second later.
         database = f"jdbc:h2:file:{self.folder / 'data' / 'registry'};WRITE_DELAY=0"
