@@ -236,9 +236,7 @@ def client_config(connection: Connection) -> dict[str, Any]:
     given = [words for name, words in _CREDENTIALS.items() if extra.get(name)]
     given += ["a login"] if connection.login else []
     if len(given) > 1:
-        raise RegistrySettingError(
-            f"Connection {connection.id!r} has {' and '.join(given)}.", remedy="Keep one."
-        )
+        raise RegistrySettingError(f"Connection {connection.id!r} has {' and '.join(given)}.", remedy="Keep one.")
     if connection.login:
         config["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"
     config |= {

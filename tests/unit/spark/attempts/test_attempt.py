@@ -23,7 +23,7 @@ from headrace.spark.attempts.attempt import run_attempt
 from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.attempts.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
 from headrace.spark.attempts.failures import AttemptFailedError
-from headrace.spark.attempts.readers import BatchReaders
+from headrace.batch.readers import BatchReaders
 from headrace.spark.termination import Terminated
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
