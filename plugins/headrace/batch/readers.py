@@ -143,6 +143,20 @@ def ask_reader(
     return AskedReader(made, reader, before, differences)
 
 
+def last_read_by(stream: Stream, source: Input) -> Input:
+    """The input with the columns that its last batch had, as they were recorded: no registry is asked. A decoder whose
+    columns no batch has had yet stays as it is.
+
+    Raises KeptSchemaMissingError, ReaderUnfitError, and as `KeptValues.get` does.
+    """
+    changes = {
+        name: ask_reader(stream, source, name, how="recorded").decoder
+        for name, decoder in source.decoders.items()
+        if decoder.is_framed
+    }
+    return source.model_copy(update=changes) if changes else source
+
+
 class _Choice:
     """Chooses the readers of the decoders. ``known``: those that are recorded with the batch."""
 
