@@ -17,6 +17,7 @@ from tests.integration.conftest import new_server_folder
 from tests.integration.spark.conftest import records
 from tests.support.avro_examples import encoded
 
+from headrace.batch.readers import READERS
 from headrace.connections import resolve
 from headrace.devstack.registry import RegistryServer
 from headrace.errors import FAILURE, Failure
@@ -28,7 +29,6 @@ from headrace.registry.client import (
     SchemaUnknownError,
     SubjectUnknownError,
 )
-from headrace.batch.readers import READERS
 from headrace.spark.preview import preview_batch
 from headrace.stream import AvroDecoder, KafkaInput, ParquetOutput, Stream
 from headrace.stream_context import StreamContext
@@ -106,7 +106,7 @@ class Shop:
 
     def written(self) -> list[Any]:
         rows: list[Any] = []
-        for file in sorted((self._folder / "written").rglob("*.parquet")):
+        for file in sorted((self._folder / "written").glob("batch_time=*/*.parquet")):
             rows += parquet.read_table(file, columns=["offset", "value"]).to_pylist()
         return [row["value"] for row in sorted(rows, key=lambda row: row["offset"])]
 
