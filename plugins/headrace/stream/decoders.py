@@ -1,16 +1,20 @@
-"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, and those of other packages."""
+"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, Protobuf, and those of other packages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator
+from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator, model_validator
 
+from headrace.formats import protobuf_schema
 from headrace.formats.avro_schema import AvroKind, Decimals, read_schema
+from headrace.formats.protobuf_schema import Enums, Nanoseconds, ProtobufSchemaError, ProtoKind, ProtoType, Unset
+from headrace.formats.schema_text import SchemaText
 from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
 from headrace.stream.ddl import ColumnsText, ColumnType, differing_in_case, parse_columns
 from headrace.stream.model import validate_part
@@ -164,6 +168,111 @@ class AvroDecoder(DecoderDefinition):
             yield from _ambiguous_names(stream, "schema_text", made.columns(self.decimals))
 
 
+class ProtobufDecoder(DecoderDefinition):
+    """Decode Protobuf by a schema of its own. Values that do not fit the schema are dead-lettered.
+
+    A value is the bytes of one message, without a frame around them. The schema is either ``schema_text``, in
+    Protobuf's language, with the texts of the files that it imports as ``imports``, by their names; or
+    ``descriptor_set``, compiled: the bytes, or their base64, of what ``protoc --include_imports
+    --descriptor_set_out`` writes. The definition keeps the compiled one. docs/types.md says what each of Protobuf's
+    types becomes. Hosts of Spark need the extra ``registry``.
+    """
+
+    decodes: ClassVar[str | None] = "headrace.spark.records.protobuf_values:ProtobufValues"
+
+    kind: Literal["protobuf"] = "protobuf"
+    descriptor_set: str = Field(
+        default="", description="A FileDescriptorSet in base64, with all imported files.", repr=False
+    )
+    message: str = Field(description='The full name of the message, such as "shop.Order".')
+    unset: Unset = Field(
+        default="default",
+        description="Fields without presence that a message does not have: their default, or null. Fields with "
+        "presence are null.",
+    )
+    enums: Enums = Field(default="name", description="Enums as names, or as numbers.")
+    nanoseconds: Nanoseconds = Field(
+        default="refuse",
+        description="A Timestamp with nanoseconds, which Spark's times do not have: a dead letter, cut to its "
+        "microsecond, or all Timestamps as texts with nine digits.",
+    )
+    # Of a definition in Python. They are compiled, and not kept.
+    schema_text: str | None = Field(default=None, exclude=True, repr=False)
+    imports: Mapping[str, str] | None = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def column(self) -> str:
+        made = self._type
+        if made.kind is ProtoKind.MESSAGE:
+            return made.columns(self.enums, self.nanoseconds)
+        return made.ddl(self.enums, self.nanoseconds)
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        return {
+            "schema": self.descriptor_set,
+            "message": self.message,
+            "unset": self.unset,
+            "enums": self.enums,
+            "nanoseconds": self.nanoseconds,
+        }
+
+    @property
+    def description(self) -> tuple[str, str]:
+        return "Protobuf", f"`{self.message}`"
+
+    @property
+    def _type(self) -> ProtoType:
+        return protobuf_schema.read_schema(self.descriptor_set, self.message)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schema_is_compiled(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        given = dict(given)
+        text, imports = given.pop("schema_text", None), given.pop("imports", None)
+        compiled = given.get("descriptor_set")
+        if text is None and imports:
+            raise ValueError("imports are those of schema_text, which is not given")
+        if (text is None) == (not compiled):
+            raise ValueError("needs schema_text or descriptor_set, and not both")
+        if text is not None:
+            if not isinstance(text, str) or not _are_texts(imports or {}):
+                raise ValueError("schema_text must be a text, and imports texts by names")
+            from headrace.formats.protobuf_compiler import compile_schema
+
+            with _named("schema_text"):
+                given["descriptor_set"] = compile_schema(SchemaText(text, tuple((imports or {}).items())))
+        elif isinstance(compiled, str | bytes):
+            with _named("descriptor_set"):
+                given["descriptor_set"] = protobuf_schema.check_encoded(compiled)
+        return given
+
+    @model_validator(mode="after")
+    def _message_has_columns(self) -> ProtobufDecoder:
+        with _named("the schema"):
+            protobuf_schema.read_schema(self.descriptor_set, self.message)
+        return self
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        if self._type.kind is ProtoKind.MESSAGE:
+            yield from _ambiguous_names(stream, "message", self.column)
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Put the field's name before an error of its schema."""
+    try:
+        yield
+    except ProtobufSchemaError as error:
+        raise ProtobufSchemaError(f"{field} {error}") from None
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(each, str) for pair in given.items() for each in pair)
+
+
 def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator[str]:
     """Yield the fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
     transforms = stream.state is not None or any(stream.transform_of(output) for output in stream.outputs)
@@ -178,7 +287,7 @@ def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator
         )
 
 
-_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder)
+_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder, ProtobufDecoder)
 
 if TYPE_CHECKING:
     Decoder = DecoderDefinition
