@@ -77,10 +77,17 @@ def conversion(want: ProtoType, have: ProtoType, kind: Any, place: str, settings
             rows = pc.if_else(valid, pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1), None)
             return convert(raw.filter(valid), want, have, kind, settings).take(rows)
         except (pa.ArrowException, ArithmeticError, ValueError) as error:
-            shown = ", ".join(str(value) for value in raw[:3].to_pylist() if value is not None)
+            shown = ", ".join(_shown(value, have) for value in raw.drop_null()[:3].to_pylist())
             raise UnfitError(f"{error} ({shown[:_SHOWN_CHARACTERS]}) at `{place}`") from None
 
     return turned
+
+
+def _shown(value: Any, have: ProtoType) -> str:
+    """The value as a text. Arrays of messages have names of fields of their own."""
+    if not isinstance(value, dict):
+        return str(value)
+    return " ".join(f"{field.name}: {each}" for field, each in zip(have.fields, value.values(), strict=True))
 
 
 def _field_conversion(want: ProtoField, have: ProtoField, kind: Any, place: str, settings: Settings) -> Convert:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -61,7 +62,7 @@ class MessageParser:
         files = descriptor_set(schema)
         for file in files.file:
             for each in file.message_type:
-                _open_enums(each)
+                _prepare(each)
             for extension in file.extension:
                 _as_number(extension)
         made = message_factory.GetMessageClass(descriptor_pool(files).FindMessageTypeByName(message))
@@ -123,12 +124,27 @@ _REASONS = {
 }
 
 
-def _open_enums(message: Any) -> None:
-    """Make the enums of a message's fields numbers: protobuf drops a number that a closed enum does not have."""
+def _prepare(message: Any) -> None:
+    """Make enums numbers, since protobuf drops a number that a closed enum does not have, and give other names to
+    fields that are named as what protobuf's objects have."""
     for field in (*message.field, *message.extension):
         _as_number(field)
+    for field in message.field:
+        field.name = _attribute(field.name)
     for nested in message.nested_type:
-        _open_enums(nested)
+        _prepare(nested)
+
+
+def _attribute(name: str) -> str:
+    """The name of a field's attribute."""
+    return f"{name}_of_message" if name in _names_of_objects() else name
+
+
+@lru_cache(maxsize=1)
+def _names_of_objects() -> frozenset[str]:
+    from google.protobuf import empty_pb2
+
+    return frozenset(dir(empty_pb2.Empty()))
 
 
 def _as_number(field: Any) -> None:
@@ -180,8 +196,8 @@ def raw_field(field: ProtoField, messages: Sequence[Any]) -> pa.Array:
 
     Raises UnicodeDecodeError if a text of proto2 is not UTF-8, and ValueError if a JSON has no text.
     """
-    get = attrgetter(field.name)
-    made = field.type
+    name, made = _attribute(field.name), field.type
+    get = attrgetter(name)
     if made.kind is ProtoKind.LIST:
         lists = list(map(get, messages))
         flat = list(chain.from_iterable(lists))
@@ -196,7 +212,6 @@ def raw_field(field: ProtoField, messages: Sequence[Any]) -> pa.Array:
         return pa.MapArray.from_arrays(offsets, flat_keys, raw_values(made.element, items), raw_type(made))
     if not field.has_presence:
         return raw_values(made, list(map(get, messages)))
-    name = field.name
     is_set = [message.HasField(name) for message in messages]
     values = raw_values(made, [get(message) for message, there in zip(messages, is_set, strict=True) if there])
     if len(values) == len(messages):

@@ -122,13 +122,13 @@ class ProtobufValues:
             if not self._agrees(self._reader, values[:_COMPARED], refused):
                 self._reader = None
                 return {}
-        return self._reader.raw(_without(values, refused)) or {}
+        return {**(self._reader.raw(_without(values, refused)) or {})}
 
     def _agrees(self, reader: ArrowReader, values: pa.Array, refused: dict[int, str]) -> bool:
-        """Whether both ways give the same for the first values: a release of ptars that reads otherwise is not taken."""
+        """Whether both ways give the same for the first values; a release of ptars that reads otherwise is not taken."""
         first = {row: reason for row, reason in refused.items() if row < len(values)}
         messages = self._parser.messages(values.to_pylist(), first)
-        raw = reader.raw(_without(values, first)) or {}
+        raw: dict[int | None, pa.Array] = {**(reader.raw(_without(values, first)) or {})}
         return all(
             _shown(column, raw[column.number]) == _shown(column, messages)
             for column in self._columns
