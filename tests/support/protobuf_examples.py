@@ -151,7 +151,10 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     ),
     "a oneof's member": ("oneof either { int32 value = 1; string other = 2; }", "value: 0", 0),
     "a oneof's other member": ("oneof either { int32 value = 1; string other = 2; }", 'other: ""', None),
-    "time": (AT, "value { seconds: 1700000000 nanos: 123456000 }", datetime.datetime(2023, 11, 14, 22, 13, 20, 123456, UTC)),
+    "time": (
+        AT, "value { seconds: 1700000000 nanos: 123456000 }",
+        datetime.datetime(2023, 11, 14, 22, 13, 20, 123456, UTC),
+    ),
     "the first time": (AT, "value { seconds: -62135596800 }", datetime.datetime(1, 1, 1, tzinfo=UTC)),
     "the last time": (
         AT, "value { seconds: 253402300799 nanos: 999999000 }",
@@ -167,7 +170,9 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "uint32 wrapper": ("google.protobuf.UInt32Value value = 1;", f"value {{ value: {2**32 - 1} }}", 2**32 - 1),
     "uint64 wrapper": ("google.protobuf.UInt64Value value = 1;", f"value {{ value: {2**64 - 1} }}", Decimal(2**64 - 1)),
     "bytes wrapper": ("google.protobuf.BytesValue value = 1;", 'value { value: "x" }', b"x"),
-    "repeated wrappers": ("repeated google.protobuf.BoolValue value = 1;", "value {} value { value: true }", [False, True]),
+    "repeated wrappers": (
+        "repeated google.protobuf.BoolValue value = 1;", "value {} value { value: true }", [False, True]
+    ),
     "struct": (
         "google.protobuf.Struct value = 1;",
         'value { fields { key: "b" value { number_value: 1.5 } } fields { key: "a" value { list_value { '
@@ -180,7 +185,9 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "field mask": ("google.protobuf.FieldMask value = 1;", 'value { paths: ["a.b", "c_d"] }', "a.b,c_d"),
     "an empty field mask": ("google.protobuf.FieldMask value = 1;", "value {}", ""),
     "date": ("google.type.Date value = 1;", "value { year: 2024 month: 2 day: 29 }", datetime.date(2024, 2, 29)),
-    "the last date": ("google.type.Date value = 1;", "value { year: 9999 month: 12 day: 31 }", datetime.date(9999, 12, 31)),
+    "the last date": (
+        "google.type.Date value = 1;", "value { year: 9999 month: 12 day: 31 }", datetime.date(9999, 12, 31)
+    ),
     "time of day": ("google.type.TimeOfDay value = 1;", "value { hours: 13 nanos: 25 }", "13:00:00.000000025"),
     "google's decimal": ("google.type.Decimal value = 1;", 'value { value: "1.50e3" }', "1.50e3"),
     "decimal": (f"confluent.type.Decimal value = 1 {META};", r'value { value: "\377" scale: 2 }', Decimal("-0.010")),

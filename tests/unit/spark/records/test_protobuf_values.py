@@ -78,8 +78,10 @@ def test_all_fields_together_and_deep_within() -> None:
 
 
 def test_unset_fields_can_be_null() -> None:
-    schema = compiled("int32 n = 1; string s = 2; double d = 3; repeated int32 r = 4; map<string, int32> m = 5; "
-                      "bool b = 6; bytes y = 7; Colour c = 8; optional int32 o = 9; Line l = 10; float f = 11;")  # fmt: skip
+    schema = compiled(
+        "int32 n = 1; string s = 2; double d = 3; repeated int32 r = 4; map<string, int32> m = 5; "
+        "bool b = 6; bytes y = 7; Colour c = 8; optional int32 o = 9; Line l = 10; float f = 11;"
+    )
     values, refused = decoded(
         schema,
         b"",
@@ -162,12 +164,15 @@ UNFIT: dict[str, tuple[str, bytes, str]] = {
     "30 February": ("google.type.Date d = 1;", b"\x0a\x07\x08\xe8\x0f\x10\x02\x18\x1e", "no day of a year"),
     "24 o'clock": ("google.type.TimeOfDay t = 1;", b"\x0a\x02\x08\x18", "no time of a day"),
     "too many digits": (
-        f"confluent.type.Decimal d = 1 {META};", b"\x0a\x06\x0a\x04\x7f\xff\xff\xff", "not exactly a decimal of 8 digits"
+        f"confluent.type.Decimal d = 1 {META};", b"\x0a\x06\x0a\x04\x7f\xff\xff\xff",
+        "not exactly a decimal of 8 digits",
     ),
     "too many behind the point": (
         f"confluent.type.Decimal d = 1 {META};", b"\x0a\x05\x0a\x01\x01\x18\x04", "not exactly a decimal of 8 digits"
     ),
-    "a scale of thousands": ("confluent.type.Decimal d = 1;", b"\x0a\x07\x0a\x01\x01\x18\xff\xff\x7f", "more digits than"),
+    "a scale of thousands": (
+        "confluent.type.Decimal d = 1;", b"\x0a\x07\x0a\x01\x01\x18\xff\xff\x7f", "more digits than"
+    ),
     "a NaN in JSON": (
         "google.protobuf.Value v = 1;", b"\x0a\x09\x11\x00\x00\x00\x00\x00\x00\xf8\x7f", "nan is no number of JSON"
     ),
