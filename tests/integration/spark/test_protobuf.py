@@ -55,8 +55,8 @@ def test_values_of_all_types_keep_the_contract(spark: SparkSession) -> None:
 def test_a_documents_fields_are_those_of_the_schema(spark: SparkSession, tmp_path: Any) -> None:
     schema = compiled(
         f"confluent.type.Decimal price = 1 {META}; google.protobuf.Timestamp at = 2; optional string name = 3; "
-        "uint64 hash = 4; map<int64, Colour> colours = 5; Nothing nothing = 6; Line line = 7; map<bool, bool> flags = 8; "
-        "map<uint64, int32> great = 9; bytes raw = 10; repeated Line lines = 11;"
+        "uint64 hash = 4; map<int64, Colour> colours = 5; Nothing nothing = 6; Line line = 7; "
+        "map<bool, bool> flags = 8; map<uint64, int32> great = 9; bytes raw = 10; repeated Line lines = 11;"
     )
     output = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="orders")
     value = serialized(

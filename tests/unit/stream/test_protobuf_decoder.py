@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no base64": ({"descriptor_set": "ä"}, "descriptor_set is no base64"),
     "no set": ({"descriptor_set": "YWFh"}, "the schema is no FileDescriptorSet"),
     "another message": ({"schema_text": TEXT.replace("Order", "X")}, "the schema has no message 'shop.Order'; it has"),
-    "itself": ({"schema_text": TEXT.replace("int32 n", "Order n")}, "the message shop.Order, which contains itself at n"),
+    "itself": ({"schema_text": TEXT.replace("int32 n", "Order n")}, "message shop.Order, which contains itself at n"),
     "an unknown setting": ({"schema_text": TEXT, "enums": "symbol"}, "enums"),
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_a_stream_finds_names_that_differ_in_case(tmp_path: Any) -> None:
         topics="t",
         value_decoder={"kind": "protobuf", "schema_text": text, "message": "M"},  # type: ignore[arg-type]
     )
-    with pytest.raises(StreamDefinitionError, match="ID and id differ in case only|id and ID differ in case only"):
+    with pytest.raises(StreamDefinitionError, match="id and ID differ in case only"):
         Stream(
             name="orders",
             inputs=source,
