@@ -82,7 +82,7 @@ def arrow_of(made: ProtoType, enums: Any = "name", nanoseconds: Any = "refuse") 
 
 LEAST, MOST = -(2**63), 2**63 - 1
 META = '[(confluent.field_meta) = {params: [{key: "precision", value: "8"}, {key: "scale", value: "3"}]}]'
-LINE = {"n": 5, "s": None, "many": []}
+LINE: dict[str, Any] = {"n": 5, "s": None, "many": []}
 AT = "google.protobuf.Timestamp value = 1;"
 VALUES: dict[str, tuple[str, str, Any]] = {
     "double": ("double value = 1;", "value: 1.7976931348623157e308", 1.7976931348623157e308),

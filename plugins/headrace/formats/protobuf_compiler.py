@@ -19,7 +19,7 @@ from headrace.errors import Failure, HeadraceError
 from headrace.formats.protobuf_schema import MAX_SCHEMA_BYTES, ProtobufSchemaError
 from headrace.formats.schema_text import SchemaText
 
-_SECONDS = 20
+TIMEOUT_SECONDS = 20
 _MEMORY_BYTES = 1024**3
 _SHOWN_CHARACTERS = 500
 
@@ -119,13 +119,13 @@ def _compiled(folder: Path, own: str) -> bytes:
         )
     package = Path(spec.origin).parent
     made = folder / "made"
-    child = _PROTOC.format(memory=_MEMORY_BYTES, seconds=_SECONDS)
+    child = _PROTOC.format(memory=_MEMORY_BYTES, seconds=TIMEOUT_SECONDS)
     protoc = ["-Ifiles", f"-I{package / '_proto'}", "--include_imports", f"--descriptor_set_out={made}", own]
     command = [sys.executable, "-I", "-S", "-c", child, str(package.parent), *protoc]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise ProtobufSchemaError(f"is not compiled in {_SECONDS} seconds") from None
+        raise ProtobufSchemaError(f"is not compiled in {TIMEOUT_SECONDS} seconds") from None
     if done.returncode != 0:
         said = _said(done.stderr.decode(errors="replace")) or f"protoc ended with {done.returncode}"
         raise ProtobufSchemaError(f"does not compile: {said}")

@@ -152,7 +152,7 @@ def test_what_does_not_compile_is_refused_with_its_place(name: str) -> None:
 
 
 def test_protoc_has_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protobuf_compiler, "_SECONDS", 0.001)
+    monkeypatch.setattr(protobuf_compiler, "TIMEOUT_SECONDS", 0.001)
     with pytest.raises(ProtobufSchemaError, match=r"is not compiled in 0.001 seconds"):
         compile_schema(SchemaText(MESSAGE + "// slow"))
 

@@ -68,17 +68,17 @@ class ProtobufValues:
             return
         self._parser = MessageParser(written_by, written_as)
         settings = Settings(unset, enums, nanoseconds)
-        self._columns: list[_Taken | _Whole]
+        self._columns: list[_FieldColumn | _MessageColumn]
         if want.kind is ProtoKind.MESSAGE:
             theirs = {field.number: field for field in have.fields}
             self._columns = [
-                _Taken(FieldColumn.of(field, theirs.get(field.number), kind.type, f"$.{field.name}", settings))
+                _FieldColumn(FieldColumn.of(field, theirs.get(field.number), kind.type, f"$.{field.name}", settings))
                 for field, kind in zip(want.fields, column, strict=True)
             ]
             self._is_struct = True
         else:
             turn = conversion(want, have, column, "$", settings)
-            self._columns = [_Whole(turn, have)]
+            self._columns = [_MessageColumn(turn, have)]
             self._is_struct = False
         self._reader = _arrow_reader(have) if self._is_struct else None
         self._is_compared = False
@@ -106,29 +106,33 @@ class ProtobufValues:
 
     def _sources(
         self, values: pa.Array, given: Sequence[bytes | None], refused: dict[int, str]
-    ) -> list[tuple[_Taken | _Whole, Any]]:
+    ) -> list[tuple[_FieldColumn | _MessageColumn, Any]]:
         """The columns, each with what it is made of: an array of `ArrowReader`, or the messages."""
-        raw = self._raw(values, refused)
-        is_missed = any(column.number not in raw for column in self._columns)
-        messages = self._parser.messages(given, refused) if is_missed else []
-        return [(column, raw.get(column.number, messages)) for column in self._columns]
+        raw: dict[int, Any] = self._raw(values, refused)
+        if any(column.number not in raw for column in self._columns):
+            messages = self._parser.messages(given, refused)
+            return [(column, raw.get(column.number, messages)) for column in self._columns]
+        return [(column, raw[column.number]) for column in self._columns]
 
-    def _raw(self, values: pa.Array, refused: dict[int, str]) -> dict[int | None, pa.Array]:
-        """The arrays of the fields that `ArrowReader` takes, by their numbers; none if it does not take the values."""
+    def _raw(self, values: pa.Array, refused: dict[int, str]) -> dict[int, pa.Array]:
+        """The arrays of the fields that `ArrowReader` takes, by their numbers; none if it does not take the values.
+
+        A field that the writer does not have is number 0: only the number of values counts.
+        """
         if self._reader is None:
-            return {}
+            return {0: values}
         if not self._is_compared:
             self._is_compared = True
             if not self._agrees(self._reader, values[:_COMPARED], refused):
                 self._reader = None
-                return {}
-        return {**(self._reader.raw(_without(values, refused)) or {})}
+                return {0: values}
+        return {0: values, **(self._reader.raw(_without(values, refused)) or {})}
 
     def _agrees(self, reader: ArrowReader, values: pa.Array, refused: dict[int, str]) -> bool:
-        """Whether both ways give the same for the first values; a release of ptars that reads otherwise is not taken."""
+        """Whether both ways give the same for the first values: a ptars that reads otherwise is not taken."""
         first = {row: reason for row, reason in refused.items() if row < len(values)}
         messages = self._parser.messages(values.to_pylist(), first)
-        raw: dict[int | None, pa.Array] = {**(reader.raw(_without(values, first)) or {})}
+        raw = reader.raw(_without(values, first)) or {}
         return all(
             _shown(column, raw[column.number]) == _shown(column, messages)
             for column in self._columns
@@ -144,12 +148,12 @@ class ProtobufValues:
         return arrays[0].take(pa.array(np.arange(len(values)), mask=absent))
 
 
-class _Taken:
-    """A field's column. ``number``: of the field in the writer's message, None if it has none."""
+class _FieldColumn:
+    """A field's column. ``number``: of the field in the writer's message, 0 if it has none."""
 
     def __init__(self, column: FieldColumn) -> None:
         self._column = column
-        self.number = None if column.have is None else column.have.number
+        self.number = 0 if column.have is None else column.have.number
 
     def array(self, values: Any) -> pa.Array:
         """The column of messages, or of the field's array. Raises UnfitError."""
@@ -165,10 +169,10 @@ class _Taken:
         return self._column.convert(raw)
 
 
-class _Whole:
+class _MessageColumn:
     """The only column of messages that become another type, such as google.protobuf.StringValue."""
 
-    number = None
+    number = -1
 
     def __init__(self, convert: Convert, have: ProtoType) -> None:
         self._convert, self._have = convert, have
@@ -180,7 +184,7 @@ class _Whole:
             raise UnfitError(f"{error} at `$`") from None
 
 
-def _shown(column: _Taken | _Whole, values: Any) -> str:
+def _shown(column: _FieldColumn | _MessageColumn, values: Any) -> str:
     """The column as a text: in Arrow a NaN is not equal to itself."""
     try:
         return repr(column.array(values).to_pylist())
