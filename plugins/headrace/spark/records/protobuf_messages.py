@@ -110,8 +110,7 @@ class MessageParser:
             message = self._parse(value or b"")
         except Exception as error:
             # Whatever the bytes are, they are one record's.
-            text = str(error).rpartition(": ")[2]
-            return _REASONS.get(text, text)
+            return next((reason for said, reason in _REASONS.items() if said in str(error)), _UNSAID)
         if not message.IsInitialized():
             return f"it has no `{'`, no `'.join(message.FindInitializationErrors())}`, which is required"
         return next(_foreign(message, "$"), "")
@@ -122,6 +121,8 @@ _REASONS = {
     "String field had bad UTF-8": "a text is not UTF-8",
     "Exceeded maximum recursion depth": "it is nested too deep",
 }
+# Before protobuf 6 it does not say which.
+_UNSAID = "its bytes are damaged, or end too early, or a text is not UTF-8"
 
 
 def _prepare(message: Any) -> None:
