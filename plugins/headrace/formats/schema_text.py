@@ -6,6 +6,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+MAX_SCHEMA_BYTES = 4 * 1024 * 1024
+"""Of a schema's text. One of a megabyte is read in a tenth of a second."""
+MAX_DEPTH = 64
+MAX_COLUMNS = 10_000
+"""Of all depths. A type that is named in many places has its columns in each."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaText:
