@@ -176,7 +176,9 @@ class SchemaDocuments:
         self.base = urljoin(LOCAL, _id_of(self.root))
         self._named: dict[str, Any] = {}
         """By the absolute URI."""
-        self._given = {name: _parsed(text, f"the schema {name!r} that it refers to ") for name, text in schema.references}
+        self._given = {
+            name: _parsed(text, f"the schema {name!r} that it refers to ") for name, text in schema.references
+        }
         for name, document in self._given.items():
             self._named.setdefault(urljoin(self.base, name), document)
             self._named.setdefault(urljoin(LOCAL, name), document)
@@ -283,19 +285,14 @@ class _Reader:
 
     def type(self, given: Any, base: str, place: str) -> JsonType:
         """The type of a place, such as "items[].price"."""
-        if place.count(".") + place.count("[") > MAX_DEPTH:
-            raise JsonSchemaError(f"is deeper than {MAX_DEPTH} levels at {place}")
-        if given is False:
-            return _NULL
-        if given is True:
-            return _ANY
+        if isinstance(given, bool):
+            return _ANY if given else _NULL
         if not isinstance(given, dict):
             raise JsonSchemaError(f"has {json.dumps(given)[:60]} in place of a schema{_at(place)}")
         base = urljoin(base, _id_of(given))
+        if dynamic := {"$recursiveRef", "$dynamicRef"} & set(given):
+            raise JsonSchemaError(f"has a {min(dynamic)}, by which it may contain itself{_at(place)}")
         read = []
-        for key in ("$recursiveRef", "$dynamicRef"):
-            if key in given:
-                raise JsonSchemaError(f"has a {key}, by which it may contain itself{_at(place)}")
         if isinstance(given.get("$ref"), str):
             read.append(self._referred(given["$ref"], base, place))
             if self._only_ref:
@@ -341,23 +338,20 @@ class _Reader:
         return reduce(_either, [self._of_type(_type_of(value), {}, base, place) for value in values])
 
     def _of_type(self, kind: Any, given: Mapping[str, Any], base: str, place: str) -> JsonType:
-        if kind == "object":
-            return self._object(given, base, place)
-        if kind == "array":
-            return self._array(given, base, place)
+        if kind in ("object", "array"):
+            return (self._object if kind == "object" else self._array)(given, base, place)
         simple = {"null": _NULL, "boolean": JsonType(JsonKind.BOOLEAN), "any": _ANY}
-        if kind in simple:
+        if isinstance(kind, str) and kind in simple:
             return simple[kind]
         if kind not in ("string", "integer", "number"):
             raise JsonSchemaError(f"has the type {json.dumps(kind)[:60]}, which JSON Schema does not know{_at(place)}")
-        for named in (given.get("title"), given.get("connect.type")):
+        for named in (_text(given, "title"), _text(given, "connect.type")):
             if (kind, named) in _OF_CONNECT:
                 return JsonType(_OF_CONNECT[kind, named])
-        if kind == "string":
-            return JsonType(_OF_FORMAT.get(_text(given, "format"), JsonKind.STRING))
-        if kind == "number":
-            return JsonType(JsonKind.DOUBLE)
-        return JsonType(JsonKind.BIG if _is_beyond_64_bits(given) else JsonKind.LONG)
+        if kind == "integer":
+            return JsonType(JsonKind.BIG if _is_beyond_64_bits(given) else JsonKind.LONG)
+        text = _OF_FORMAT.get(_text(given, "format"), JsonKind.STRING)
+        return JsonType(text if kind == "string" else JsonKind.DOUBLE)
 
     def _array(self, given: Mapping[str, Any], base: str, place: str) -> JsonType:
         """The element's type is the one that all elements have."""
@@ -410,7 +404,7 @@ def _number(given: Any) -> int:
     """The whole number of a text or number, or -1."""
     try:
         return int(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return -1
 
 
@@ -437,28 +431,27 @@ def _type_of(value: Any) -> str:
 
 def _both(left: JsonType, right: JsonType) -> JsonType:
     """The type of values that are of both."""
-    if right.kind is JsonKind.ANY or left == right:
-        return left
-    if left.kind is JsonKind.ANY:
-        return right
-    if JsonKind.NULL in (left.kind, right.kind):
-        return _NULL
-    if {left.kind, right.kind} == {JsonKind.MAP, JsonKind.OBJECT}:
-        held = left if left.kind is JsonKind.OBJECT else right
-        return held if held.parts else left if left.kind is JsonKind.MAP else right
     if left.kind is right.kind and left.parts and right.parts:
         return _merged(left, right, _both)
-    if left.kind is right.kind:
-        return left if left.parts else right
-    for narrower in (_INTEGERS, _FLOATS):
-        # The plain type is the widest, and says least.
-        found = [each for each in (left, right) if each.kind in narrower]
-        if found and all(each.kind in (*_INTEGERS, *_FLOATS) for each in (left, right)):
-            return min(found, key=lambda each: narrower.index(each.kind))
-    for plain in (JsonKind.STRING, JsonKind.LONG, JsonKind.DOUBLE):
-        if left.kind is plain or right.kind is plain:
-            return right if left.kind is plain else left
-    return _ANY
+    return max(left, right, key=_says)
+
+
+def _says(made: JsonType) -> int:
+    """How much a type says about its values."""
+    is_any_object = made.kind is JsonKind.OBJECT and not made.parts
+    return 1 if is_any_object else _SAY.get(made.kind, 10)
+
+
+_SAY = {
+    JsonKind.ANY: 0,
+    JsonKind.DOUBLE: 2,
+    JsonKind.STRING: 2,
+    JsonKind.LONG: 3,
+    JsonKind.BIG: 4,
+    JsonKind.OBJECT: 20,
+    JsonKind.NULL: 21,
+}
+"""In ascending order; the other types are between them."""
 
 
 def _either(left: JsonType, right: JsonType) -> JsonType:
@@ -467,16 +460,18 @@ def _either(left: JsonType, right: JsonType) -> JsonType:
         return left
     if left.kind is JsonKind.NULL:
         return right
-    kinds = (left.kind, right.kind)
     if left.kind is right.kind and left.kind in (JsonKind.OBJECT, JsonKind.ARRAY, JsonKind.MAP):
         return _merged(left, right, _either)
+    return JsonType(_wider(left.kind, right.kind))
+
+
+def _wider(*kinds: JsonKind) -> JsonKind:
+    """The kind of two that are not the same."""
     if all(kind in _INTEGERS for kind in kinds):
-        return max(left, right, key=lambda each: _INTEGERS.index(each.kind))
+        return max(kinds, key=_INTEGERS.index)
     if all(kind in (*_INTEGERS, *_FLOATS) for kind in kinds):
-        return JsonType(JsonKind.DOUBLE)
-    if all(kind in _TEXTS for kind in kinds):
-        return JsonType(JsonKind.STRING)
-    return _ANY
+        return JsonKind.DOUBLE
+    return JsonKind.STRING if all(kind in _TEXTS for kind in kinds) else JsonKind.ANY
 
 
 def _merged(left: JsonType, right: JsonType, merge: Callable[[JsonType, JsonType], JsonType]) -> JsonType:
@@ -484,7 +479,9 @@ def _merged(left: JsonType, right: JsonType, merge: Callable[[JsonType, JsonType
     found = dict(left.parts)
     for name, part in right.parts:
         found[name] = merge(found[name], part) if name in found else part
-    return _of_parts(left.kind, tuple((name, part) for name, part in found.items() if part.kind is not JsonKind.NULL), "")
+    return _of_parts(
+        left.kind, tuple((name, part) for name, part in found.items() if part.kind is not JsonKind.NULL), ""
+    )
 
 
 def _of_parts(kind: JsonKind, parts: tuple[tuple[str, JsonType], ...], place: str) -> JsonType:

@@ -1,6 +1,13 @@
 """What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
-from headrace.stream.decoders import AvroDecoder, BytesDecoder, DecoderDefinition, JsonDecoder, Utf8Decoder
+from headrace.stream.decoders import (
+    AvroDecoder,
+    BytesDecoder,
+    DecoderDefinition,
+    JsonDecoder,
+    JsonSchemaDecoder,
+    Utf8Decoder,
+)
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     Input,
@@ -52,6 +59,7 @@ __all__ = [
     "Input",
     "InputDefinition",
     "JsonDecoder",
+    "JsonSchemaDecoder",
     "KafkaInput",
     "KafkaOutput",
     "KeyIds",

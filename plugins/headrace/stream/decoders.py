@@ -1,4 +1,4 @@
-"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, and those of other packages."""
+"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, JSON Schema, and those of other packages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator
+from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator, model_validator
 
+from headrace.formats import json_schema
 from headrace.formats.avro_schema import AvroKind, Decimals, read_schema
+from headrace.formats.json_schema import DateTimes, JsonType
+from headrace.formats.schema_text import SchemaText
 from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
 from headrace.stream.ddl import ColumnsText, ColumnType, differing_in_case, parse_columns
 from headrace.stream.model import validate_part
@@ -164,6 +167,52 @@ class AvroDecoder(DecoderDefinition):
             yield from _ambiguous_names(stream, "schema_text", made.columns(self.decimals))
 
 
+class JsonSchemaDecoder(DecoderDefinition):
+    """Decode JSON objects by a JSON Schema. Values that are not valid by it, or do not fit its columns, are
+    dead-lettered.
+
+    A value is the JSON itself, without a frame around it. ``schema_text`` is the schema; ``references`` are the schemas
+    that it refers to, directly or not, by the URI in ``$ref``: nothing else is ever read. docs/types.md says what each
+    type becomes. Hosts of Spark need the extra ``registry``.
+    """
+
+    decodes: ClassVar[str | None] = "headrace.spark.records.json_schema_values:JsonSchemaValues"
+    bytes_are_json: ClassVar[bool] = True
+
+    kind: Literal["json_schema"] = "json_schema"
+    schema_text: str
+    references: dict[str, str] = Field(default={}, description="The texts of the schemas that it refers to, by URI.")
+    date_times: DateTimes = Field(
+        default="timestamp",
+        description='Texts of the format "date-time" as times with microseconds, or as the texts that they are.',
+    )
+
+    @property
+    def column(self) -> str:
+        return self._read.columns(self.date_times)
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        references: dict[str, JsonValue] = {**self.references}
+        return {"schema": self.schema_text, "references": references, "date_times": self.date_times}
+
+    @property
+    def description(self) -> tuple[str, str]:
+        return "JSON Schema", f"`{self._read.title}`" if self._read.title else ""
+
+    @property
+    def _read(self) -> JsonType:
+        return json_schema.read_schema(SchemaText(self.schema_text, tuple(self.references.items())))
+
+    @model_validator(mode="after")
+    def _schema_has_columns(self) -> Self:
+        _ = self._read
+        return self
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        yield from _ambiguous_names(stream, "schema_text", self.column)
+
+
 def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator[str]:
     """Yield the fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
     transforms = stream.state is not None or any(stream.transform_of(output) for output in stream.outputs)
@@ -178,7 +227,7 @@ def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator
         )
 
 
-_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder)
+_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder, JsonSchemaDecoder)
 
 if TYPE_CHECKING:
     Decoder = DecoderDefinition

@@ -300,14 +300,14 @@ def _values(
         return _Lists(kind, _values(kind.value_type, f"{place}[]", time_zone, own.get("")))
     if pa.types.is_map(kind):
         return _Maps(kind, _values(kind.item_type, f"{place}[]", time_zone, own.get("")))
-    if pa.types.is_string(kind):
-        return _Texts()
-    if pa.types.is_decimal(kind):
-        return DecimalValues(kind, place)
     return _plain(kind, place, time_zone)
 
 
 def _plain(kind: pa.DataType, place: str, time_zone: str) -> PlaceValues:
+    if pa.types.is_string(kind):
+        return _Texts()
+    if pa.types.is_decimal(kind):
+        return DecimalValues(kind, place)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return PlainValues(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
     for fits, strict, convert in _CONVERSIONS:

@@ -256,7 +256,7 @@ def _limit(words: str, limit: Any) -> str:
 
 _RULES: Mapping[str, Callable[..., str]] = {
     "type": lambda types: f"is not of type {' or '.join(types)}",
-    "required": lambda property: f"has no field {_quoted([property])}",  # noqa: A006
+    "required": lambda property: f"has no field {_quoted([property])}",
     "additionalProperties": lambda unexpected: f"has the field {_quoted(unexpected)}, which the schema does not allow",
     "unevaluatedProperties": lambda unexpected: f"has the field {_quoted(unexpected)}, which the schema does not allow",
     "enum": lambda options: f"is none of the {len(options)} values of its enum",
@@ -275,6 +275,7 @@ _RULES: Mapping[str, Callable[..., str]] = {
     "maxProperties": partial(_limit, "has more than {} fields"),
     "minProperties": partial(_limit, "has fewer than {} fields"),
     "multipleOf": lambda multiple_of: _limit("is no multiple of {}", multiple_of),
+    "falseSchema": lambda: "has what the schema never allows",
     "uniqueItems": lambda: "has an element twice",
     "anyOf": lambda **_: "fits no schema of its anyOf",
     "oneOf": lambda **_: "does not fit exactly one schema of its oneOf",
