@@ -121,7 +121,7 @@ NESTED = {"a": {"properties": {"b": {"type": "array", "items": {"type": "integer
         (NESTED, {"a": {"b": [9]}}, "it is above 5 - at `$.a.b[0]`"),
         (NESTED, {"a": {}}, "it has no field `b` - at `$.a`"),
         (
-            {"a": {"additionalProperties": False}},
+            {"a": {"properties": {"y": {}}, "additionalProperties": False}},
             {"a": {"z": 1}},
             "it has the field `z`, which the schema does not allow",
         ),
