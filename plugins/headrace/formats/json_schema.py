@@ -157,7 +157,7 @@ def read_schema(schema: SchemaText) -> JsonType:
     documents = SchemaDocuments(schema)
     try:
         documents.referred()
-        read = _Reader(documents).type(documents.root, documents.base, "")
+        read = _TypeReader(documents).type(documents.root, documents.base, "")
     except RecursionError:
         raise JsonSchemaError(f"is deeper than {MAX_DEPTH} levels") from None
     if read.kind is not JsonKind.OBJECT or not read.parts:
@@ -274,7 +274,7 @@ def _text(given: Any, key: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-class _Reader:
+class _TypeReader:
     """Reads types, with the references that are open and those that have been read."""
 
     def __init__(self, documents: SchemaDocuments) -> None:

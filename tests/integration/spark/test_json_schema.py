@@ -59,14 +59,13 @@ def test_a_document_is_the_records_own_bytes(spark: SparkSession, tmp_path: Any)
     assert refused["undecodable_reason"] == "the value is no JSON object of Order: it has no field `price` - at `$`"
 
 
+def columns_of_the_order(records: Any) -> Any:
+    return records.selectExpr("value.price * 2 AS price", "value.lines[0].n", "value.more")
+
+
 def test_a_transform_gets_the_columns(spark: SparkSession, tmp_path: Any) -> None:
     output = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="orders")
-    stream = stream_of(
-        DECODER,
-        tmp_path,
-        outputs=output,
-        transform=lambda records: records.selectExpr("value.price * 2 AS price", "value.lines[0].n", "value.more"),
-    )
+    stream = stream_of(DECODER, tmp_path, outputs=output, transform=f"{__name__}:columns_of_the_order")
     run = run_transform(stream, [VALUE], spark=spark)
     (document,) = run.documents()
     assert document.document is not None

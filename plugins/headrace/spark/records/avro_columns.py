@@ -49,7 +49,7 @@ class AvroColumns:
         if isinstance(found, Branches) and self._made.kind is not AvroKind.UNION and not _all_values(found):
             # A value that is null has a reason.
             raise UnfitError("it is null")
-        return _Batch(buffer, self._text).array(self._made, self._column, found, int(kept.sum())), kept
+        return _Arrays(buffer, self._text).array(self._made, self._column, found, int(kept.sum())), kept
 
 
 def _all_values(found: Branches) -> bool:
@@ -61,14 +61,17 @@ def _check(made: AvroType) -> None:
     if made.kind is AvroKind.RECORD and not made.parts:
         raise NotScannedError("a record without columns")
     if made.kind is AvroKind.UNION:
-        plain = [part.plain if isinstance(part.plain, str) else part.plain["type"] for _, part in made.parts]
-        if any(set(same) <= set(plain) for same in _SAME_IN_PYTHON):
+        # Named members come with their names.
+        plain = [
+            part.plain if isinstance(part.plain, str) else part.plain["type"] for _, part in made.parts if not part.name
+        ]
+        if len(set(plain)) < len(plain) or any(set(same) <= set(plain) for same in _SAME_IN_PYTHON):
             raise NotScannedError("a union of two types that Python has as one")
     for _, part in made.parts:
         _check(part)
 
 
-class _Batch:
+class _Arrays:
     """Makes arrays of the values that are in a buffer."""
 
     def __init__(self, buffer: pa.Buffer, text: bool) -> None:

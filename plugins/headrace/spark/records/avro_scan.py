@@ -251,12 +251,12 @@ def _concatenated(chunks: Sequence[Scanned]) -> Scanned:
     """The values of the chunks, one after another."""
     chunks = [chunk for chunk in chunks if chunk is not None]
     first: Any = chunks[0] if chunks else None
-    if first is None or len(chunks) == 1:
-        return first
+    if len(chunks) < 2:
+        return chunks[0] if chunks else None
     every: Any = chunks
     if isinstance(first, np.ndarray):
-        joined: npt.NDArray[Any] = np.concatenate(every)
-        return joined
+        numbers: npt.NDArray[Any] = np.concatenate(every)
+        return numbers
     if isinstance(first, Spans):
         return Spans(*(np.concatenate([getattr(each, name) for each in every]) for name in ("start", "length")))
     if isinstance(first, Branches):
@@ -276,7 +276,8 @@ def _selected(values: Scanned, mask: Mask) -> Scanned:
     if values is None:
         return None
     if isinstance(values, np.ndarray):
-        return values[mask]
+        chosen: npt.NDArray[Any] = values[mask]
+        return chosen
     if isinstance(values, Spans):
         return Spans(values.start[mask], values.length[mask])
     if isinstance(values, Branches):

@@ -2,9 +2,9 @@
 
 It imports no Spark. The values of a batch are decoded together (`AvroColumns`), which is several times faster.
 fastavro reads each value that this leaves out, and each of a batch in which one does not fit: it is the judge, and its
-errors are the reasons. It reads by the schema without its logical types; these are turned for a whole column at a time, which is
-faster, and exact: fastavro's own dates end with the year 9999, and its times have no nanoseconds. Only a batch with a
-value that does not fit is divided until these are found.
+errors are the reasons. It reads by the schema without its logical types; these are turned for a whole column at a time,
+which is faster, and exact: fastavro's own dates end with the year 9999, and its times have no nanoseconds. Only a batch
+with a value that does not fit is divided until these are found.
 
 fastavro takes what no writer makes, and this module refuses it: bytes behind the value, and an enum's index below 0.
 """

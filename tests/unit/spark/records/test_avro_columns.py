@@ -43,11 +43,24 @@ class Schemas:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.names = 0
+        self.fits = self.random.random() < 0.7
+        """Whether all values fit their logical types."""
 
     def of(self, depth: int, *, in_union: bool = False) -> Any:
         choose = self.random.random()
         if depth == 0 or choose < 0.35:
             return self.random.choice(LOGICAL if self.random.random() < 0.3 else SIMPLE)
+        if 0.55 <= choose < 0.8:
+            element = self.of(depth - 1)
+            return {"type": "array", "items": element} if choose < 0.7 else {"type": "map", "values": element}
+        if 0.8 <= choose < 0.92 and not in_union:
+            members = [self.of(depth - 1, in_union=True) for _ in range(self.random.choice([1, 1, 2, 3]))]
+            # A union has one member of a kind, and names by which others are told apart.
+            members = list({json.dumps(kind_of(member)): member for member in ["null", *members]}.values())
+            return self.random.sample(members, len(members))
+        return self.named(depth, choose)
+
+    def named(self, depth: int, choose: float) -> Any:
         self.names += 1
         name = f"N{self.names}"
         if choose < 0.45:
@@ -57,18 +70,11 @@ class Schemas:
             return {"type": "fixed", "name": name, "size": size, **more}
         if choose < 0.55:
             return {"type": "enum", "name": name, "symbols": [f"S{n}" for n in range(self.random.choice([1, 3, 70]))]}
-        if choose < 0.7:
-            return {"type": "array", "items": self.of(depth - 1)}
-        if choose < 0.8:
-            return {"type": "map", "values": self.of(depth - 1)}
-        if choose < 0.92 and not in_union:
-            members = [self.of(depth - 1, in_union=True) for _ in range(self.random.choice([1, 1, 2, 3]))]
-            return self.random.sample(["null", *members], len(members) + 1)
         fields = [{"name": f"f{n}", "type": self.of(depth - 1)} for n in range(self.random.randrange(1, 5))]
         return {"type": "record", "name": name, "fields": fields}
 
     def value(self, kind: Any) -> bytes:
-        """A random value's bytes; some of them fit no logical type."""
+        """A random value's bytes."""
         if isinstance(kind, list):
             number = self.random.randrange(len(kind))
             return varint(number) + self.value(kind[number])
@@ -89,13 +95,16 @@ class Schemas:
         if name == "boolean":
             return self.random.choice([b"\0", b"\1"])
         if name in ("int", "long"):
+            if self.fits and isinstance(kind, dict):
+                return varint(self.random.randrange(80_000))
             bits = self.random.choice([1, 6, 7, 8, 14, 20, 31] if name == "int" else [1, 7, 8, 35, 50, 55, 56, 62, 63])
             return varint(self.random.randrange(-(2**bits), 2**bits))
         if name in ("float", "double"):
             number = self.random.choice([0.0, -0.0, 1.5, float("inf"), self.random.random()])
             return struct.pack("<f" if name == "float" else "<d", number)
         is_decimal = isinstance(kind, dict) and kind.get("logicalType") == "decimal"
-        text = self.random.randbytes(self.random.choice([0, 1, 2, 8, 15, 17])) if is_decimal else None
+        sizes = [0, 1] if self.fits else [0, 1, 2, 8, 15, 17]
+        text = self.random.randbytes(self.random.choice(sizes)) if is_decimal else None
         text = self.random.choice(TEXTS) if text is None else text
         return varint(len(text)) + text
 
@@ -105,7 +114,7 @@ class Schemas:
             number = self.random.choice([1, 2, 5])
             entries = []
             for _ in range(number):
-                key = f"k{self.random.randrange(10**6 if self.random.random() < 0.9 else 3)}".encode()
+                key = f"k{self.random.randrange(10**9 if self.fits else 50)}".encode()
                 entries.append((varint(len(key)) + key if kind["type"] == "map" else b"") + self.value(below(kind)))
             block = b"".join(entries)
             has_size = self.random.random() < 0.3
@@ -123,6 +132,11 @@ class Schemas:
         changed = bytearray(value or b"\0")
         changed[self.random.randrange(len(changed))] = self.random.choice([0, 1, 0x7F, 0x80, 0xFF])
         return bytes(changed)
+
+
+def kind_of(member: Any) -> Any:
+    kind = member if isinstance(member, str) else member["type"]
+    return member["name"] if kind in ("record", "enum", "fixed") else kind
 
 
 def below(kind: Any) -> Any:

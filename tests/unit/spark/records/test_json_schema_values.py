@@ -24,6 +24,7 @@ DRAFTS = [
 ARROW = {
     JsonKind.BOOLEAN: pa.bool_(),
     JsonKind.TINY: pa.int8(),
+    JsonKind.SMALL: pa.int16(),
     JsonKind.INT: pa.int32(),
     JsonKind.LONG: pa.int64(),
     JsonKind.BIG: pa.decimal128(38, 0),
