@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.formats.avro_schema import AvroKind, AvroType
 from headrace.spark.records.avro_conversions import CONVERSIONS, decimal_texts
+from headrace.spark.records.avro_resolution import check_resolves, default_of
 from headrace.spark.records.avro_scan import AvroScan, Branches, Lists, Mask, NotScannedError, Numbers, Scanned, Spans
 from headrace.spark.records.exact_columns import UnfitError
 
@@ -29,11 +30,16 @@ _SAME_IN_PYTHON = (("int", "long"), ("float", "double"))
 class AvroColumns:
     """Decodes values by a schema. ``column`` is the Arrow type of `AvroType.ddl`. ``text``: decimals are texts."""
 
-    def __init__(self, made: AvroType, column: pa.DataType, *, text: bool) -> None:
-        """Raises NotScannedError."""
+    def __init__(self, made: AvroType, column: pa.DataType, *, text: bool, writer: AvroType | None = None) -> None:
+        """``writer``: the type of the writer's schema, if it is another one.
+
+        Raises NotScannedError if only fastavro decodes such values.
+        """
         _check(made)
+        if writer is not None:
+            check_resolves(writer, made)
         self._made, self._column, self._text = made, column, text
-        self._scan = AvroScan(made.plain)
+        self._scan = AvroScan((writer or made).plain)
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, Mask]:
         """The decoded values, and which of ``values`` (binary, none of them null) these are.
@@ -94,6 +100,8 @@ class _Arrays:
         if isinstance(found, dict):
             arrays = [
                 self._array(part, field.type, found[name], number)
+                if name in found
+                else pa.repeat(pa.scalar(default_of(made, name), field.type), number)
                 for (name, part), field in zip(made.parts, kind, strict=True)
             ]
             return pa.StructArray.from_arrays(arrays, fields=list(kind))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import struct
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.avro_examples import VALUES, arrow_of, encoded, logical, record
+from tests.support.avro_examples import ENUM, VALUES, arrow_of, encoded, fixed, logical, record
 
 from headrace.formats.avro_schema import AvroSchemaError, read_schema
 from headrace.spark.records.avro_columns import AvroColumns
+from headrace.spark.records.avro_scan import NotScannedError
 from headrace.spark.records.avro_values import AvroValues
 
 MANY = 300
@@ -240,3 +243,94 @@ def test_a_wrong_value_does_not_slow_down_the_others() -> None:
     columns = AvroColumns(read_schema(text), arrow_of(read_schema(text), "number"), text=False)
     array, kept = columns.decode(pa.array([b"\2", b"\2\2", b"", b"\4"]))
     assert (array.to_pylist(), kept.tolist()) == ([{"x": 1}, {"x": 2}], [True, False, False, True])
+
+
+LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
+WIDER_LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "long"}]}
+NARROW = {"type": "record", "name": "shop.Line", "fields": [{"name": "m", "type": "int"}]}
+NEW = {
+    "null": (["null", "string"], None),
+    "text": ("string", "gr\u00fcn"),
+    "number": ("long", 2**40),
+    "double": ("double", 1),
+    "truth": ("boolean", True),
+    "symbol": ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B"),
+}
+
+
+def with_new(name: str) -> Any:
+    kind, default = NEW[name]
+    schema = record(("a", "int"))
+    schema["fields"].append({"name": "new", "type": kind, "default": default})
+    return schema
+
+
+EVOLVED: dict[str, tuple[Any, Any, Any]] = {
+    **{f"a new {name}": (record(("a", "int")), with_new(name), {"a": 7}) for name in NEW},
+    "a field less": (record(("a", "int"), ("b", "string")), record(("a", "int")), {"a": 7, "b": "x"}),
+    "another order": (record(("a", "int"), ("b", "string")), record(("b", "string"), ("a", "int")), {"a": 7, "b": "x"}),
+    "null since": (record(("a", "int")), record(("a", ["null", "int"])), {"a": 7}),
+    "a wider number": (
+        record(("a", "int"), ("b", "float")),
+        record(("a", "long"), ("b", "double")),
+        {"a": 7, "b": 0.1},
+    ),
+    "a number as double": (record(("a", "int")), record(("a", ["double", "null"])), {"a": 2**31 - 1}),
+    "wider elements": (
+        record(("a", {"type": "array", "items": LINE})),
+        record(("a", {"type": "array", "items": WIDER_LINE})),
+        {"a": [{"n": 1}, {"n": 2}]},
+    ),
+    "a null less of a map": (
+        record(("a", {"type": "map", "values": ["null", "int"]})),
+        record(("a", {"type": "map", "values": ["int", "null"]})),
+        {"a": {"x": 1, "y": None}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVOLVED)
+def test_columns_of_another_schema_are_as_fastavros(name: str) -> None:
+    written, wanted, value = EVOLVED[name]
+    writer, reader = (read_schema(json.dumps(schema)) for schema in (written, wanted))
+    raw = encoded(written, value)
+    (array, kept) = AvroColumns(reader, arrow_of(reader, "number"), text=False, writer=writer).decode(
+        pa.array([raw] * 30)
+    )
+    judged = fastavro.schemaless_reader(
+        io.BytesIO(raw), fastavro.parse_schema(writer.plain), fastavro.parse_schema(reader.plain)
+    )
+    assert kept.all()
+    array.validate(full=True)
+    assert array.to_pylist() == pa.array([judged] * 30, array.type).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (record(("a", "int")), record(("a", "int"), ("b", "int"))),
+        (record(("a", "long")), record(("a", "int"))),
+        (record(("a", "long")), record(("a", "double"))),
+        (record(("a", "string")), record(("a", "bytes"))),
+        (record(("a", ["null", "int"])), record(("a", "int"))),
+        (record(("a", ["int", "string"])), record(("a", ["string", "int"]))),
+        (record(("a", ["int", "string"])), record(("a", "string"))),
+        (record(("a", ["int", "long"])), record(("a", "long"))),
+        (record(("a", ENUM)), record(("a", {**ENUM, "symbols": ["BLUE", "RED"]}))),
+        (record(("a", fixed(2))), record(("a", fixed(3)))),
+        (record(("a", "null"), ("b", "int")), with_new("text")),
+        (record(("a", LINE), ("b", ["int", "shop.Line"])), record(("a", NARROW), ("b", ["int", "shop.Line"]))),
+        (
+            record(("a", logical("bytes", "decimal", precision=9, scale=2))),
+            record(("a", logical("bytes", "decimal", precision=9, scale=4))),
+        ),
+        (record(("a", "int")), {**record(("b", "int")), "fields": [{"name": "b", "type": "int", "aliases": ["a"]}]}),
+        (record(("a", "int")), {**record(("a", "int")), "name": "shop.Other"}),
+        (record(("a", LINE)), record(("a", {"type": "array", "items": LINE}))),
+        (record(("a", {"type": "map", "values": "int"})), record(("a", {"type": "array", "items": "int"}))),
+    ],
+)
+def test_other_pairs_of_schemas_are_fastavros(written: Any, wanted: Any) -> None:
+    writer, reader = (read_schema(json.dumps(schema)) for schema in (written, wanted))
+    with pytest.raises(NotScannedError):
+        AvroColumns(reader, arrow_of(reader, "number"), text=False, writer=writer)
