@@ -22,6 +22,8 @@ Mask = npt.NDArray[np.bool_]
 
 _FEWEST = 24
 """Fewer elements than these are not worth a step of numpy for all of them; their values are left out."""
+_FEWEST_OF_LONG, _LONG = 256, 64
+"""The same behind the 64th element: a step costs as much as 256 numbers one by one."""
 _MOST_OF_A_NUMBER = 10
 _INT = (-(2**31), 2**31 - 1)
 
@@ -213,7 +215,7 @@ class _Repeated:
             number = self._of_block(given, block)
             left, step = np.flatnonzero(number), 0
             while len(left):
-                if len(left) < _FEWEST:
+                if len(left) < (_FEWEST if step < _LONG else _FEWEST_OF_LONG):
                     given.left_out[block.row[left]] = True
                     break
                 below = block.take(left)

@@ -237,6 +237,17 @@ def test_what_is_left_out_is_read_by_fastavro(name: str) -> None:
     assert_as_each(schema, [*[good] * MANY, value + b"\2", None, *[good] * 5])
 
 
+def test_few_long_lists_are_read_by_fastavro() -> None:
+    """Megabytes of numbers in a few values would be a million steps, each for a few of them."""
+    schema = record(("x", {"type": "array", "items": "int"}))
+    long, short = (varint(number) + b"\2" * number + b"\0" for number in (100, 64))
+    decoder = assert_as_each(schema, [long, short] * MANY)
+    assert decoder._columns is not None
+    for number, kept in ((300, 300), (200, 0)):
+        assert decoder._columns.decode(pa.array([long] * number))[1].sum() == kept
+    assert decoder._columns.decode(pa.array([short] * 200))[1].all()
+
+
 def test_a_wrong_value_does_not_slow_down_the_others() -> None:
     schema = record(("x", "int"))
     text = json.dumps(schema)
