@@ -99,9 +99,7 @@ class _Bytes:
                 byte = self.data.take(at, mode="clip")
                 value[going] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * number)
                 cells.at[going] = at + 1
-                is_last = number == _MOST_OF_A_NUMBER - 1
-                more = byte > 1 if is_last else byte >= 0x80
-                going = going[more]
+                going = going[byte >= 0x80]
                 if not len(going):
                     break
             self.left_out[cells.row[going]] = True

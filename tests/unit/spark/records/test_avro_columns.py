@@ -218,6 +218,7 @@ WRONG: dict[str, tuple[Any, bytes]] = {
     "the least number of elements": ({"type": "array", "items": "int"}, varint(-(2**63)) + b"\0"),
     "a key twice": ({"type": "map", "values": "int"}, b"\4\2a\2\2a\4\0"),
     "a list that few others have": ({"type": "array", "items": "int"}, varint(50) + b"\2" * 50 + b"\0"),
+    "too many digits": (logical("bytes", "decimal", precision=2), b"\2\x64"),
     "the year 10000": (logical("int", "date"), varint(2_932_897)),
 }
 
@@ -254,6 +255,25 @@ def test_a_wrong_value_does_not_slow_down_the_others() -> None:
     columns = AvroColumns(read_schema(text), arrow_of(read_schema(text), "number"), text=False)
     array, kept = columns.decode(pa.array([b"\2", b"\2\2", b"", b"\4"]))
     assert (array.to_pylist(), kept.tolist()) == ([{"x": 1}, {"x": 2}], [True, False, False, True])
+
+
+def test_lists_are_found_beside_a_wrong_value() -> None:
+    schema = record(("x", {"type": "array", "items": ["null", "string", "int"]}))
+    text = json.dumps(schema)
+    columns = AvroColumns(read_schema(text), arrow_of(read_schema(text), "number"), text=False)
+    lists = [[str(number), number, None][: number % 4] for number in range(MANY)]
+    values = [encoded(schema, {"x": found}) for found in lists]
+    values[7] = values[7][:-2]
+    array, kept = columns.decode(pa.array(values))
+    assert kept.tolist() == [number != 7 for number in range(MANY)]
+    wanted = [each for number, found in enumerate(lists) if number != 7 for each in found]
+    read = [each for value in array.to_pylist() for each in value["x"]]
+    assert read == [
+        None
+        if each is None
+        else {"string": each if isinstance(each, str) else None, "int": each if isinstance(each, int) else None}
+        for each in wanted
+    ]
 
 
 LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
