@@ -5,6 +5,7 @@ from headrace.stream.decoders import (
     BytesDecoder,
     DecoderDefinition,
     JsonDecoder,
+    JsonSchemaDecoder,
     ProtobufDecoder,
     Utf8Decoder,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Input",
     "InputDefinition",
     "JsonDecoder",
+    "JsonSchemaDecoder",
     "KafkaInput",
     "KafkaOutput",
     "KeyIds",

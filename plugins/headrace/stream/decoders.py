@@ -1,4 +1,4 @@
-"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, Protobuf, and those of other packages."""
+"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, Protobuf, JSON Schema, and those of other packages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from pydantic import (
 )
 
 from headrace.errors import HeadraceError
-from headrace.formats import protobuf_schema
+from headrace.formats import json_schema, protobuf_schema
 from headrace.formats.avro_references import joined
 from headrace.formats.avro_schema import AvroKind, Decimals, read_schema
+from headrace.formats.json_schema import DateTimes, JsonType
 from headrace.formats.protobuf_schema import Enums, Nanoseconds, ProtobufSchemaError, ProtoKind, ProtoType, Unset
 from headrace.formats.schema_text import SchemaText
 from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
@@ -468,6 +469,50 @@ def _are_texts(given: Any) -> bool:
     return isinstance(given, Mapping) and all(isinstance(each, str) for pair in given.items() for each in pair)
 
 
+class JsonSchemaDecoder(SchemaDecoder):
+    """Decode JSON objects by a JSON Schema. Values that are not valid by it, or do not fit its columns, are
+    dead-lettered.
+
+    A value is the JSON itself, in the frame of a registry if there is one. ``schema_text`` is the schema;
+    ``references`` are the schemas that it refers to, directly or not, by the URI in ``$ref``: nothing else is ever
+    read. docs/types.md says what each type becomes. Hosts of Spark need the extra ``registry``.
+    """
+
+    of: ClassVar[str] = "headrace.spark.records.json_schema_values:values_of"
+    format: ClassVar[str] = "JSON"
+    bytes_are_json: ClassVar[bool] = True
+
+    kind: Literal["json_schema"] = "json_schema"
+    references: dict[str, str] = Field(default={}, description="The texts of the schemas that it refers to, by URI.")
+    date_times: DateTimes = Field(
+        default="timestamp",
+        description='Texts of the format "date-time" as times with microseconds, or as the texts that they are.',
+    )
+
+    @property
+    def description(self) -> tuple[str, str]:
+        reader = self.reader
+        if reader is None:
+            return "JSON Schema", f"connection `{self.registry}`"
+        made = json_schema.read_schema(reader)
+        return "JSON Schema", f"`{made.title}`" if made.title else ""
+
+    @property
+    def _own_schema(self) -> SchemaText | None:
+        return None if self.schema_text is None else SchemaText(self.schema_text, tuple(self.references.items()))
+
+    def _column_of(self, schema: SchemaText) -> str:
+        return self._type_of(schema).columns(self.date_times)
+
+    def _settings(self, schema: SchemaText) -> dict[str, JsonValue]:
+        references: dict[str, JsonValue] = dict(schema.references)
+        return {"schema": schema.text, "references": references, "date_times": self.date_times}
+
+    @staticmethod
+    def _type_of(schema: SchemaText) -> JsonType:
+        return json_schema.read_schema(schema)
+
+
 def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator[str]:
     """Yield the fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
     transforms = stream.state is not None or any(stream.transform_of(output) for output in stream.outputs)
@@ -482,7 +527,7 @@ def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator
         )
 
 
-_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder, ProtobufDecoder)
+_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder, ProtobufDecoder, JsonSchemaDecoder)
 
 if TYPE_CHECKING:
     Decoder = DecoderDefinition

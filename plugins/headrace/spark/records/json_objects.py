@@ -12,7 +12,7 @@ from __future__ import annotations
 import binascii
 import decimal
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError, element_offsets, unfit
 
 # msgspec checks the nesting by Python's limit of recursion.
-_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 _SHOWN_CHARACTERS = 60
 # A number in RFC 8259. Python's Decimal also takes 1_000, +1, 01, blanks and the digits of all scripts.
@@ -38,9 +38,12 @@ class JsonObjects:
     """Decodes into ``kind``, which ``fields`` names in errors. Texts of times without an offset are in ``time_zone``, a
     name of the IANA database."""
 
-    def __init__(self, kind: pa.StructType, time_zone: str = "UTC", fields: str = "") -> None:
+    def __init__(
+        self, kind: pa.StructType, time_zone: str = "UTC", fields: str = "", own: OwnPlaces | None = None
+    ) -> None:
+        """``own``: the places that are not converted by the table."""
         self._wanted = f"no JSON object of {fields}" if fields else "no such JSON object"
-        self._objects = _Objects(kind, "$", time_zone)
+        self._objects = _Objects(kind, "$", time_zone, own or {})
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self._objects.strict).decode
         self._decode_texts: Callable[[bytes], Any] | None = None
         if self._objects.loose is not self._objects.strict:
@@ -59,7 +62,7 @@ class JsonObjects:
                 raise UnicodeDecodeError("utf-8", b"", 0, 1, "")
             decode = self._decode
             objects = [None if text is None else decode(text) for text in texts]
-        except _REFUSED:
+        except REFUSED:
             objects = [self._one(row, text, refused) for row, text in enumerate(texts)]
         return self._array(objects, refused), {row: f"{self._wanted}: {reason}" for row, reason in refused.items()}
 
@@ -68,13 +71,13 @@ class JsonObjects:
             return None
         try:
             return self._decode(text)
-        except _REFUSED as error:
+        except REFUSED as error:
             reason = error
         if self._decode_texts is not None:
             # A number, an object and so on in a STRING: the second parse keeps its text.
             try:
                 return self._decode_texts(text)
-            except _REFUSED as error:
+            except REFUSED as error:
                 reason = error
         refused[row] = str(reason)
         return None
@@ -122,7 +125,7 @@ def _not_utf8(values: pa.Array) -> dict[int, str]:
     return {}
 
 
-class _Values(Protocol):
+class PlaceValues(Protocol):
     """The values of one place in the objects. ``strict`` is their type for msgspec; ``loose`` takes any value for a
     STRING, as its text in the record."""
 
@@ -134,7 +137,13 @@ class _Values(Protocol):
         ...
 
 
-class _Plain:
+MakePlaceValues = Callable[[pa.DataType, str], PlaceValues]
+"""Makes the values of a place of an Arrow type; the place is as in "$.items[].price"."""
+OwnPlaces = Mapping[str, "OwnPlaces | MakePlaceValues"]
+"""By a field's name; "" is the element of a list or map."""
+
+
+class PlainValues:
     """Values that are converted by one function; an error of it means that some do not fit."""
 
     def __init__(self, strict: Any, kind: pa.DataType, place: str, convert: _Conversion) -> None:
@@ -159,23 +168,23 @@ class _Texts:
     @staticmethod
     def array(values: Sequence[Any]) -> pa.Array:
         if msgspec.Raw in set(map(type, values)):
-            values = [_text(value) if isinstance(value, msgspec.Raw) else value for value in values]
+            values = [raw_text(value) if isinstance(value, msgspec.Raw) else value for value in values]
         return pa.array(values, pa.string())
 
 
-class _Decimals:
+class DecimalValues:
     """Values of a DECIMAL. msgspec gives them as their text in the record, since it takes other texts for numbers than
     JSON does."""
 
     def __init__(self, kind: Any, place: str) -> None:
         self.strict = self.loose = msgspec.Raw | msgspec.UnsetType
-        self._kind, self._place = kind, place
+        self.kind, self._place = kind, place
         # Arrow is given only what fits: it crashed on 1E-999999999.
         self._context = decimal.Context(prec=kind.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
         self._unit = decimal.Decimal((0, (1,), -kind.scale))
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        return pa.array([None if value is None else self._decimal(value) for value in values], self._kind)
+        return pa.array([None if value is None else self._decimal(value) for value in values], self.kind)
 
     def _decimal(self, raw: msgspec.Raw) -> decimal.Decimal | None:
         """The decimal of a JSON number, or of a text that is one."""
@@ -183,21 +192,28 @@ class _Decimals:
         if shown == "null":
             return None
         try:
-            number = msgspec.json.decode(raw, type=str) if shown[0] == '"' else shown
-            if shown is number or _NUMBER.fullmatch(number):
-                return self._context.quantize(decimal.Decimal(number), self._unit)
-        except (ArithmeticError, msgspec.DecodeError):
+            is_text = shown[0] == '"'
+            number = self.number(msgspec.json.decode(raw, type=str)) if is_text else decimal.Decimal(shown)
+            return self._context.quantize(number, self._unit)
+        except (ArithmeticError, ValueError, msgspec.DecodeError):
             pass
-        raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
+        raise UnfitError(f"Not exactly {self.kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
+
+    def number(self, text: str) -> decimal.Decimal:
+        """The number of a text, which is one of JSON. Raises ValueError, or an ArithmeticError."""
+        if not _NUMBER.fullmatch(text):
+            raise ValueError("no number of JSON")
+        return decimal.Decimal(text)
 
 
 class _Objects:
     """Values of a STRUCT."""
 
-    def __init__(self, kind: pa.StructType, place: str, time_zone: str) -> None:
+    def __init__(self, kind: pa.StructType, place: str, time_zone: str, own: OwnPlaces) -> None:
         self.kind = kind
         self._fields = {
-            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", time_zone)) for n, field in enumerate(kind)
+            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", time_zone, own.get(field.name)))
+            for n, field in enumerate(kind)
         }
         rename = {name: field.name for name, (field, _) in self._fields.items()}
         given: Any = {"gc": False, "rename": rename, "kw_only": True}
@@ -243,7 +259,7 @@ class _Optional:
 class _Lists:
     """Values of an ARRAY."""
 
-    def __init__(self, kind: Any, element: _Values) -> None:
+    def __init__(self, kind: Any, element: PlaceValues) -> None:
         self._kind, self._element = kind, element
         self.strict = list[element.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if element.loose is element.strict else list[_inner(element)] | None  # type: ignore[misc]
@@ -256,7 +272,7 @@ class _Lists:
 class _Maps:
     """Values of a MAP with texts as keys."""
 
-    def __init__(self, kind: Any, item: _Values) -> None:
+    def __init__(self, kind: Any, item: PlaceValues) -> None:
         self._kind, self._item = kind, item
         self.strict = dict[str, item.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if item.loose is item.strict else dict[str, _inner(item)] | None  # type: ignore[misc]
@@ -268,30 +284,35 @@ class _Maps:
         return pa.MapArray.from_arrays(element_offsets(values), keys, items, self._kind)
 
 
-def _inner(values: _Values) -> Any:
+def _inner(values: PlaceValues) -> Any:
     return msgspec.Raw if isinstance(values, _Texts) else values.loose
 
 
-def _values(kind: pa.DataType, place: str, time_zone: str) -> _Values:
+def _values(
+    kind: pa.DataType, place: str, time_zone: str, own: OwnPlaces | MakePlaceValues | None = None
+) -> PlaceValues:
+    if callable(own):
+        return own(kind, place)
+    own = own or {}
     if pa.types.is_struct(kind):
-        return _Optional(_Objects(kind, place, time_zone))
+        return _Optional(_Objects(kind, place, time_zone, own))
     if pa.types.is_list(kind):
-        return _Lists(kind, _values(kind.value_type, f"{place}[]", time_zone))
+        return _Lists(kind, _values(kind.value_type, f"{place}[]", time_zone, own.get("")))
     if pa.types.is_map(kind):
-        return _Maps(kind, _values(kind.item_type, f"{place}[]", time_zone))
-    if pa.types.is_string(kind):
-        return _Texts()
-    if pa.types.is_decimal(kind):
-        return _Decimals(kind, place)
+        return _Maps(kind, _values(kind.item_type, f"{place}[]", time_zone, own.get("")))
     return _plain(kind, place, time_zone)
 
 
-def _plain(kind: pa.DataType, place: str, time_zone: str) -> _Values:
+def _plain(kind: pa.DataType, place: str, time_zone: str) -> PlaceValues:
+    if pa.types.is_string(kind):
+        return _Texts()
+    if pa.types.is_decimal(kind):
+        return DecimalValues(kind, place)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return _Plain(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
+        return PlainValues(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
     for fits, strict, convert in _CONVERSIONS:
         if fits(kind):
-            return _Plain(strict, kind, place, convert)
+            return PlainValues(strict, kind, place, convert)
     raise TypeError(f"JSON is not decoded into {kind}")
 
 
@@ -362,7 +383,8 @@ def _cut_zeros(texts: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(texts, r"(\.\d{6})0+", r"\1")
 
 
-def _text(raw: msgspec.Raw) -> str | None:
+def raw_text(raw: msgspec.Raw) -> str | None:
+    """A text itself; any other value as its text in the record."""
     text = bytes(raw)
     if text == b"null":
         return None
