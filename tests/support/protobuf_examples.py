@@ -85,8 +85,7 @@ META = '[(confluent.field_meta) = {params: [{key: "precision", value: "8"}, {key
 LINE: dict[str, Any] = {"n": 5, "s": None, "many": []}
 AT = "google.protobuf.Timestamp value = 1;"
 # Among them what other converters got wrong: ksql's issue 9333 (nulls became defaults), issues 28 and 31 of
-# kafka-connect-protobuf-converter (uint64 was unknown, no time became 1970), Confluent's pull request 2321
-# (UInt32Value).
+# kafka-connect-protobuf-converter (uint64 was unknown, no time was 1970), Confluent's pull request 2321.
 VALUES: dict[str, tuple[str, str, Any]] = {
     "double": ("double value = 1;", "value: 1.7976931348623157e308", 1.7976931348623157e308),
     "minus zero": ("double value = 1;", "value: -0.0", -0.0),

@@ -373,7 +373,7 @@ class _TypeReader:
             key = self._value(entry.fields_by_name["key"], None, place)
             item = self._value(entry.fields_by_name["value"], None if guide is None else guide.element, place)
             made = ProtoType(ProtoKind.MAP, entry.full_name, parts=(key, item), leaves=item.leaves + 1)
-        elif _is_repeated(given):
+        elif is_repeated(given):
             inner = guide.element if guide is not None and guide.kind is ProtoKind.LIST else guide
             item = self._value(given, inner, place)
             made = ProtoType(ProtoKind.LIST, parts=(item,), leaves=item.leaves)
@@ -386,7 +386,7 @@ class _TypeReader:
             given.number,
             made,
             has_presence=bool(given.has_presence),
-            is_required=_is_required(given),
+            is_required=is_required(given),
             wire=given.type,
             oneof="" if oneof is None or oneof.name == f"_{given.name}" else oneof.name,
         )
@@ -403,12 +403,14 @@ class _TypeReader:
         return ProtoType(_SCALARS[given.type])
 
 
-def _is_repeated(given: Any) -> bool:
+def is_repeated(given: Any) -> bool:
+    """Whether a FieldDescriptor is that of a list or map."""
     # protobuf 7 has no `label`, 5 no `is_repeated`.
     return bool(given.is_repeated) if hasattr(given, "is_repeated") else given.label == given.LABEL_REPEATED
 
 
-def _is_required(given: Any) -> bool:
+def is_required(given: Any) -> bool:
+    """Whether a FieldDescriptor is that of a required field."""
     return bool(given.is_required) if hasattr(given, "is_required") else given.label == given.LABEL_REQUIRED
 
 

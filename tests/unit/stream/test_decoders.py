@@ -36,6 +36,7 @@ def test_a_json_schema_is_stored_with_its_references() -> None:
     assert Stream.from_json(stream.to_json()) == stream
     assert decoder.column == "`line` STRUCT<`n` BIGINT>, `at` STRING"
     assert json.loads(json.dumps(decoder.keywords)) == {
+        "of": decoder.of,
         "schema": SCHEMA,
         "references": REFERENCES,
         "date_times": "text",

@@ -258,7 +258,10 @@ def _timestamp(raw: pa.Array, want: ProtoType, have: ProtoType, kind: pa.DataTyp
         return _with_nanos(texts, nanos, "Z")
     micros = nanos // 1_000
     if settings.nanoseconds == "refuse":
-        _check(micros * 1_000 == nanos, "it has nanoseconds, which Spark's times do not have (set nanoseconds)")
+        _check(
+            micros * 1_000 == nanos,
+            "it has nanoseconds, which Spark's times do not have: the decoder can cut them, or make texts",
+        )
     return pa.array(seconds * 1_000_000 + micros).cast(pa.timestamp("us")).cast(kind)
 
 

@@ -12,14 +12,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.formats.protobuf_schema import ProtoField, ProtoKind, ProtoType, descriptor_pool, descriptor_set
+from headrace.formats.protobuf_schema import (
+    ProtoField,
+    ProtoKind,
+    ProtoType,
+    descriptor_pool,
+    descriptor_set,
+    is_repeated,
+    is_required,
+)
 from headrace.spark.records.exact_columns import element_offsets
 
 _INT32, _GROUP, _MESSAGE, _ENUM = 5, 10, 11, 14
@@ -69,6 +77,7 @@ class MessageParser:
         self._parse: Callable[[bytes], Any] = made.FromString
         self._empty = made()
         self._has_messages, self._has_required = _shape(made.DESCRIPTOR)
+        self._known = _Known(made.DESCRIPTOR, {})
 
     def check(self, values: Sequence[bytes | None], refused: dict[int, str]) -> None:
         """Put the rows of the values that are no message into ``refused``, with the reasons."""
@@ -111,9 +120,11 @@ class MessageParser:
         except Exception as error:
             # Whatever the bytes are, they are one record's.
             return next((reason for said, reason in _REASONS.items() if said in str(error)), _UNSAID)
-        if not message.IsInitialized():
+        if self._has_required and not message.IsInitialized():
             return f"it has no `{'`, no `'.join(message.FindInitializationErrors())}`, which is required"
-        return next(_foreign(message, "$"), "")
+        from google.protobuf.unknown_fields import UnknownFieldSet
+
+        return self._known.foreign(message, UnknownFieldSet)
 
 
 _REASONS = {
@@ -161,35 +172,48 @@ def _shape(descriptor: Any) -> tuple[bool, bool]:
     has_required = False
     while left:
         for field in left.pop().fields:
-            has_required |= bool(getattr(field, "is_required", False) or getattr(field, "label", 0) == 2)
+            has_required |= is_required(field)
             if field.message_type is not None and field.message_type.full_name not in met:
                 met.add(field.message_type.full_name)
                 left.append(field.message_type)
     return any(field.message_type is not None for field in descriptor.fields), has_required
 
 
-def _foreign(message: Any, place: str) -> Iterator[str]:
-    """Yield the known fields whose bytes are of another kind, which protobuf keeps among the unknown ones: the message
-    was written by another schema."""
-    from google.protobuf.unknown_fields import UnknownFieldSet
+class _Known:
+    """The fields of a message type, by which fields of another kind are found: protobuf keeps them among the unknown
+    ones. The message was then written by another schema."""
 
-    known = message.DESCRIPTOR.fields_by_number
-    for unknown in UnknownFieldSet(message):
-        if (field := known.get(unknown.field_number)) is not None:
-            yield f"it has {_WIRE_TYPES[unknown.wire_type]} at `{place}.{field.name}`, by another schema"
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        below = f"{place}.{field.name}"
-        if field.message_type.GetOptions().map_entry:
-            if field.message_type.fields_by_name["value"].message_type is not None:
-                for each in value.values():
-                    yield from _foreign(each, f"{below}[]")
-        elif isinstance(value, Sequence) or hasattr(value, "add"):
-            for each in value:
-                yield from _foreign(each, f"{below}[]")
-        else:
-            yield from _foreign(value, below)
+    def __init__(self, descriptor: Any, met: dict[str, _Known]) -> None:
+        """``met``: the types that were met before, by their names, and then this one too."""
+        met[descriptor.full_name] = self
+        self._names = {field.number: field.name for field in descriptor.fields}
+        self._messages: list[tuple[str, Callable[[Any], Any] | None, _Known]] = []
+        for field in descriptor.fields:
+            held = field.message_type
+            each: Callable[[Any], Any] | None = iter if is_repeated(field) else None
+            if held is not None and held.GetOptions().map_entry:
+                held, each = held.fields_by_name["value"].message_type, methodcaller("values")
+            if held is not None:
+                known = met.get(held.full_name) or _Known(held, met)
+                self._messages.append((field.name, each, known))
+
+    def foreign(self, message: Any, unknown_of: Callable[[Any], Any], place: str = "$") -> str:
+        """Where the first field of another kind is, and what it has; "" if there is none. ``unknown_of``: protobuf's
+        UnknownFieldSet."""
+        for unknown in unknown_of(message):
+            if (name := self._names.get(unknown.field_number)) is not None:
+                return f"it has {_WIRE_TYPES[unknown.wire_type]} at `{place}.{name}`, by another schema"
+        for name, each, known in self._messages:
+            if each is None:
+                held = (getattr(message, name),) if message.HasField(name) else ()
+            else:
+                held = each(getattr(message, name))
+            for below in held:
+                if found := known.foreign(
+                    below, unknown_of, f"{place}.{name}" if each is None else f"{place}.{name}[]"
+                ):
+                    return found
+        return ""
 
 
 def raw_field(field: ProtoField, messages: Sequence[Any]) -> pa.Array:
