@@ -48,6 +48,8 @@ def check_resolves(writer: AvroType, reader: AvroType) -> None:
         below, wanted = (_below(each) for each in (writer, reader))
         _check(below == wanted or (below, reader.kind) in _EXACTLY_WIDER, "another type")
         _check(_details(writer) == _details(reader), "another enum, fixed or decimal")
+        logical = [each.kind.value not in (below, wanted) for each in (writer, reader)]
+        _check(writer.kind is reader.kind or not all(logical), "times of another unit")
 
 
 def _details(made: AvroType) -> tuple[object, ...]:
