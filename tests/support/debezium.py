@@ -23,9 +23,6 @@ from headrace.devstack.server import LOOPBACK, Server, free_port
 
 Converter = Literal["json", "json-schema-part", "avro", "cloudevents"]
 
-POSTGRES_SETTINGS = {"wal_level": "logical"}
-"""What a `PostgresServer` needs for it."""
-
 FLATTENED = {
     "transforms": "unwrap",
     "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
@@ -40,8 +37,8 @@ class Debezium(Server):
     ``<prefix>.<schema>.<table>``.
 
     What it has sent is in ``folder`` and in Postgres' slot, so a start after `stop` goes on there, and one after `kill`
-    sends some changes again. The slot holds Postgres' log until the database is dropped, for which `drop_slot` has to
-    come first. ``settings`` are added to the connector's, or replace them.
+    may send changes again. Postgres, which needs ``wal_level=logical``, keeps its log for the slot until the database
+    is dropped. ``settings`` are added to the connector's, or replace them.
 
     ``converter``: "json" is the events alone, "json-schema-part" has Connect's schema in each, "avro" needs a
     ``registry`` and writes Confluent's wire format.
@@ -133,14 +130,6 @@ class Debezium(Server):
             dbname=self._database,
             autocommit=True,
         )
-
-    def drop_slot(self) -> None:
-        """Have Postgres forget this stopped Debezium."""
-        with self.connect() as connection:
-            connection.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
-                (self.slot,),
-            )
 
     def _worker(self) -> dict[str, str]:
         return {
