@@ -45,6 +45,7 @@ class Debezium(Server):
     """
 
     name = "debezium"
+    ready_seconds = 240.0
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Debezium(Server):
         self._postgres = postgres
         self._database = database
         self._launched = datetime.now(UTC)
+        self._converter = converter
         self._settings = (
             self._connector(tables, prefix)
             | _converters(converter, registry)
@@ -79,8 +81,9 @@ class Debezium(Server):
         super().launch()
 
     def specify(self) -> ProcessSpec:
-        for bundle in ("debezium-postgres", "connect-avro"):
-            self._add_plugin(bundle)
+        self._add_plugin("debezium-postgres")
+        if self._converter == "avro":
+            self._add_plugin("connect-avro")  # only there: Connect looks through all classes of all plugins
         worker = self._write("worker.properties", self._worker())
         connector = self._write("connector.properties", self._settings)
         jars = ":".join(str(jar) for jar in bundle_jars("connect"))
