@@ -21,7 +21,7 @@ from headrace.devstack.postgres import USER, PostgresServer
 from headrace.devstack.registry import RegistryServer
 from headrace.devstack.server import LOOPBACK, Server, free_port
 
-Converter = Literal["json", "json-schema-part", "avro", "cloudevents"]
+Converter = Literal["json", "json-schema-part", "avro"]
 
 FLATTENED = {
     "transforms": "unwrap",
@@ -194,13 +194,6 @@ def _converters(converter: Converter, registry: RegistryServer | None) -> dict[s
         "value.converter": json_converter,
         "value.converter.schemas.enable": schemas,
     }
-    if converter == "cloudevents":
-        settings |= {
-            "value.converter": "io.debezium.converters.CloudEventsConverter",
-            "value.converter.serializer.type": "json",
-            "value.converter.data.serializer.type": "json",
-            "value.converter.json.schemas.enable": "false",
-        }
     if converter == "avro":
         if registry is None:
             raise ValueError("Avro needs a registry.")
