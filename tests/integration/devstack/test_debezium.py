@@ -19,7 +19,9 @@ from headrace.devstack.registry import RegistryServer
 
 
 @pytest.fixture
-def make(kafka: str, postgres: str, postgres_server: PostgresServer, server_folder: Path) -> Callable[..., Debezium]:
+def make(
+    kafka: str, kafka_admin: AdminClient, postgres: str, postgres_server: PostgresServer, server_folder: Path
+) -> Callable[..., Debezium]:
     """Makes a Debezium of the test's database, which has a table `orders` with a row."""
 
     def make(prefix: str, **options: Any) -> Debezium:
@@ -31,7 +33,7 @@ def make(kafka: str, postgres: str, postgres_server: PostgresServer, server_fold
             connection.execute("CREATE TABLE orders (id int PRIMARY KEY, name text)")
             connection.execute("INSERT INTO orders VALUES (1, 'first')")
         # Debezium makes topics, but a consumer may ask for them before that.
-        for made in AdminClient({"bootstrap.servers": kafka}).create_topics([_topic(prefix)]).values():
+        for made in kafka_admin.create_topics([_topic(prefix)]).values():
             made.result(30)
         return debezium
 
