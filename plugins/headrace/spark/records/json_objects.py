@@ -13,6 +13,7 @@ import binascii
 import decimal
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
@@ -40,7 +41,7 @@ class JsonObjects:
 
     def __init__(self, kind: pa.StructType, time_zone: str = "UTC", fields: str = "") -> None:
         self._wanted = f"no JSON object of {fields}" if fields else "no such JSON object"
-        self._objects = _Objects(kind, "$", time_zone)
+        self._objects = Objects(kind, "$", partial(leaf, time_zone=time_zone))
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self._objects.strict).decode
         self._decode_texts: Callable[[bytes], Any] | None = None
         if self._objects.loose is not self._objects.strict:
@@ -122,7 +123,7 @@ def _not_utf8(values: pa.Array) -> dict[int, str]:
     return {}
 
 
-class _Values(Protocol):
+class Values(Protocol):
     """The values of one place in the objects. ``strict`` is their type for msgspec; ``loose`` takes any value for a
     STRING, as its text in the record."""
 
@@ -132,6 +133,9 @@ class _Values(Protocol):
     def array(self, values: Sequence[Any]) -> pa.Array:
         """The values (None where there is none) as Arrow's; raises UnfitError."""
         ...
+
+
+Leaf = Callable[[pa.DataType, str], Values]
 
 
 class _Plain:
@@ -149,12 +153,16 @@ class _Plain:
             raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`") from None
 
 
+_ANY_TEXT: Any = msgspec.Raw | msgspec.UnsetType
+"""The type of any value, as its text in the record."""
+
+
 class _Texts:
     """Values of a STRING."""
 
     def __init__(self) -> None:
         self.strict = str | None
-        self.loose = msgspec.Raw | msgspec.UnsetType
+        self.loose = _ANY_TEXT
 
     @staticmethod
     def array(values: Sequence[Any]) -> pa.Array:
@@ -191,13 +199,13 @@ class _Decimals:
         raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
 
 
-class _Objects:
-    """Values of a STRUCT."""
+class Objects:
+    """Values of a STRUCT. ``leaf`` makes the columns of what is no struct, list or map, by type and place."""
 
-    def __init__(self, kind: pa.StructType, place: str, time_zone: str) -> None:
+    def __init__(self, kind: pa.StructType, place: str, leaf: Leaf) -> None:
         self.kind = kind
         self._fields = {
-            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", time_zone)) for n, field in enumerate(kind)
+            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", leaf)) for n, field in enumerate(kind)
         }
         rename = {name: field.name for name, (field, _) in self._fields.items()}
         given: Any = {"gc": False, "rename": rename, "kw_only": True}
@@ -231,7 +239,7 @@ class _Objects:
 class _Optional:
     """A STRUCT within another value, which may be null."""
 
-    def __init__(self, objects: _Objects) -> None:
+    def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self.strict = objects.strict | None
         self.loose = self.strict if objects.loose is objects.strict else objects.loose | None
@@ -243,7 +251,7 @@ class _Optional:
 class _Lists:
     """Values of an ARRAY."""
 
-    def __init__(self, kind: Any, element: _Values) -> None:
+    def __init__(self, kind: Any, element: Values) -> None:
         self._kind, self._element = kind, element
         self.strict = list[element.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if element.loose is element.strict else list[_inner(element)] | None  # type: ignore[misc]
@@ -256,7 +264,7 @@ class _Lists:
 class _Maps:
     """Values of a MAP with texts as keys."""
 
-    def __init__(self, kind: Any, item: _Values) -> None:
+    def __init__(self, kind: Any, item: Values) -> None:
         self._kind, self._item = kind, item
         self.strict = dict[str, item.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if item.loose is item.strict else dict[str, _inner(item)] | None  # type: ignore[misc]
@@ -268,25 +276,26 @@ class _Maps:
         return pa.MapArray.from_arrays(element_offsets(values), keys, items, self._kind)
 
 
-def _inner(values: _Values) -> Any:
-    return msgspec.Raw if isinstance(values, _Texts) else values.loose
+def _inner(values: Values) -> Any:
+    return msgspec.Raw if values.loose is _ANY_TEXT else values.loose
 
 
-def _values(kind: pa.DataType, place: str, time_zone: str) -> _Values:
+def _values(kind: pa.DataType, place: str, leaf: Leaf) -> Values:
     if pa.types.is_struct(kind):
-        return _Optional(_Objects(kind, place, time_zone))
+        return _Optional(Objects(kind, place, leaf))
     if pa.types.is_list(kind):
-        return _Lists(kind, _values(kind.value_type, f"{place}[]", time_zone))
+        return _Lists(kind, _values(kind.value_type, f"{place}[]", leaf))
     if pa.types.is_map(kind):
-        return _Maps(kind, _values(kind.item_type, f"{place}[]", time_zone))
+        return _Maps(kind, _values(kind.item_type, f"{place}[]", leaf))
+    return leaf(kind, place)
+
+
+def leaf(kind: pa.DataType, place: str, *, time_zone: str) -> Values:
+    """The values of a place that are no objects or arrays."""
     if pa.types.is_string(kind):
         return _Texts()
     if pa.types.is_decimal(kind):
         return _Decimals(kind, place)
-    return _plain(kind, place, time_zone)
-
-
-def _plain(kind: pa.DataType, place: str, time_zone: str) -> _Values:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return _Plain(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
     for fits, strict, convert in _CONVERSIONS:
