@@ -97,7 +97,13 @@ DECODER_SHAPES: Mapping[str, Shape] = {
     "decodes": _NAMES_CODE,
     "keeps": Shape(_TRUTH, _is_bool, "attribute"),
     "bytes_are_json": Shape(_TRUTH, _is_bool, "attribute"),
+    "reads": Shape(
+        'a tuple of columns of the record, of "headers" and "topic"',
+        lambda value: _is_several(value, lambda name: name in ("headers", "topic")),
+        "attribute",
+    ),
     "column": Shape("a type in Spark's DDL, as a text", _is_full_text),
+    "beside": Shape("columns in Spark's DDL, as a text", _is_text),
     "keywords": _KEYWORDS,
 }
 """What headrace asks of a decoder (`DecoderDefinition`)."""

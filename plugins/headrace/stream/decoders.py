@@ -47,12 +47,21 @@ class DecoderDefinition(KindDefinition):
     """Whether the bytes that it accepts are the value's JSON, so that a document is these bytes where no transform
     makes another one."""
 
+    reads: ClassVar[tuple[str, ...]] = ()
+    """The columns of the record that the class gets beside the values, of "headers" and "topic"."""
+
     kind: str
 
     @property
     def column(self) -> str:
         """The type of a decoded value in Spark's DDL: a type such as ``STRING``, or the fields of a struct."""
         return "BINARY"
+
+    @property
+    def beside(self) -> str:
+        """The columns in Spark's DDL that a decoder of values gives beside the value, such as the operation of a change
+        event. They are the record's own, as its offset is, and not part of the document."""
+        return ""
 
     @property
     def keywords(self) -> dict[str, JsonValue]:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from headrace.stream.contract import INPUT_SHAPES, KindDefinition, Shape
+from headrace.stream.ddl import parse_columns
 from headrace.stream.decoders import BytesDecoder, Decoder, DecoderDefinition
 from headrace.stream.model import CalledClass, Identifier, Part, Texts, check_identifier, is_reference, validate_part
 from headrace.stream.secrets import Servers
@@ -105,6 +106,13 @@ class InputDefinition(KindDefinition):
     def decoders(self) -> Mapping[str, DecoderDefinition]:
         """The decoders of keys and of values, by their fields."""
         return {"key_decoder": self.key_decoder, "value_decoder": self.value_decoder}
+
+    @property
+    def columns_beside(self) -> tuple[str, ...]:
+        """The columns of its records that the value's decoder gives beside the value."""
+        return (
+            tuple(part.name for part in parse_columns(self.value_decoder.beside)) if self.value_decoder.beside else ()
+        )
 
     @property
     def receiver_class(self) -> str | None:

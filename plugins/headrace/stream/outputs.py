@@ -439,7 +439,8 @@ class ElasticsearchOutput(OutputDefinition):
             return
         ids = self.document_ids
         named = [*ids.id_columns, *([ids.version_column] if ids.version_column else [])]
-        missing = [name for name in named if name not in RECORD_COLUMNS]
+        of_records = RECORD_COLUMNS.union(*(source.columns_beside for source in stream.inputs))
+        missing = [name for name in named if name not in of_records]
         if missing:
             yield (
                 f"document_ids: names the column {', '.join(missing)}, which records do not have "

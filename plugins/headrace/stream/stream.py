@@ -22,7 +22,7 @@ from headrace.stream.ddl import check_decoded_type
 from headrace.stream.decoders import DecoderDefinition
 from headrace.stream.fields import StreamFields
 from headrace.stream.model import Part, StreamDefinitionError, is_reference, load_reference, milliseconds, references_in
-from headrace.stream.outputs import Output
+from headrace.stream.outputs import RECORD_COLUMNS, Output
 from headrace.stream.secrets import values_with_secrets
 from headrace.stream.settings import SparkSettings
 from headrace.stream.state import STATE_STEP
@@ -141,6 +141,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
         return
     yield from _missing_or_double(stream)
     yield from _secrets_of_extensions(stream)
+    yield from _columns_beside_problems(stream)
     for where, part in stream.parts:
         yield from (f"{where}.{text}" for text in part.problems(stream))
     yield from _interval_problems(stream)
@@ -184,6 +185,17 @@ def _secrets_of_extensions(stream: StreamFields) -> Iterator[str]:
             yield (
                 f"{where}: holds a login or a secret in {', '.join(named)}, and the definition is stored in clear; put "
                 "it into an Airflow connection, and give the class a field with the connection's id"
+            )
+
+
+def _columns_beside_problems(stream: StreamFields) -> Iterator[str]:
+    for source in stream.inputs:
+        if source.key_decoder.beside:
+            yield f"inputs.{source.id}.key_decoder: {source.key_decoder.kind} decodes values; name another for keys"
+        if taken := sorted(RECORD_COLUMNS.intersection(source.columns_beside)):
+            yield (
+                f"inputs.{source.id}.value_decoder: gives the column {taken[0]} beside the value, which is one of the "
+                "record's own; give it another name"
             )
 
 

@@ -19,7 +19,7 @@ from headrace.errors import Failure, HeadraceError
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
     from headrace.stream import Input
 
@@ -45,13 +45,17 @@ class ColumnDecoder(Protocol):
     """Decodes a column in Spark's tasks. It is called with the Arrow type of the decoded values
     (`DecoderDefinition.column`), the name of the session's time zone as ``time_zone``, the definition's ``keywords``,
     and `KeptValues` as ``kept`` if the definition has `keeps`.
+
+    If the definition has columns `beside` the value, the type is a struct of ``value`` and these columns. There
+    ``value`` may be null without a reason.
     """
 
-    def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+    def decode(self, values: pa.Array, **columns: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """The decoded values of a binary array, in its order, and the reasons by row of those that are refused.
 
-        A null stays null, without a reason. A refused value is null in the array. A reason follows the words
-        "the value is". It raises no error for a value: an error fails the batch.
+        ``columns`` are those that the definition `reads`. A null stays null, without a reason. A refused value is null
+        in the array. A reason follows the words "the value is". It raises no error for a value: an error fails the
+        batch.
         """
         ...
 
@@ -60,13 +64,23 @@ class ColumnDecoder(Protocol):
 class TaskDecoder:
     """How tasks decode a column: the class as "module:Class", the type of the values, and keyword arguments.
 
-    ``kept_url``: the folder of the values that the class keeps; None if it keeps none.
+    ``kept_url``: the folder of the values that the class keeps; None if it keeps none. ``beside``: the columns beside
+    the value. ``reads``: the columns of the record that the class gets.
     """
 
     reference: str
     column: DataType
     keywords: Mapping[str, Any]
     kept_url: str | None = None
+    beside: tuple[StructField, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> DataType:
+        """The type of what the class makes of a value."""
+        from pyspark.sql.types import StructField, StructType
+
+        return StructType([StructField("value", self.column), *self.beside]) if self.beside else self.column
 
     def make(self, time_zone: str) -> ColumnDecoder:
         """Make the decoder, in a task. Raises DecoderMissingError."""
@@ -85,7 +99,7 @@ class TaskDecoder:
             from headrace.spark.records.kept_values import KeptValues
 
             keywords["kept"] = KeptValues(self.kept_url)
-        return kind(arrow_type(self.column), time_zone=time_zone, **keywords)
+        return kind(arrow_type(self.made), time_zone=time_zone, **keywords)
 
 
 class UnknownTimeZoneError(HeadraceError):
@@ -123,6 +137,8 @@ class RecordDecoding:
                 _column_type(decoder.column),
                 decoder.keywords,
                 f"{folder_url}/{KEPT_FOLDER}/{decoder.kind}" if decoder.keeps else None,
+                _columns_beside(decoder.beside),
+                decoder.reads,
             )
             for name, decoder in named.items()
             if decoder.decodes is not None
@@ -134,8 +150,14 @@ class RecordDecoding:
         return cls(decoders, zone)
 
     @property
+    def beside(self) -> list[str]:
+        """The names of the columns beside the value."""
+        return [field.name for decoder in self.decoders.values() for field in decoder.beside]
+
+    @property
     def schema(self) -> StructType:
-        """The columns of the decoded rows: those of the record, its bytes, and ``undecodable_reason`` (null: none)."""
+        """The columns of the decoded rows: those of the record and beside its value, its bytes, and
+        ``undecodable_reason`` (null: none)."""
         from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
         from headrace.spark.records.record_columns import RECORD_SCHEMA
@@ -150,8 +172,9 @@ class RecordDecoding:
             )
             for field in RECORD_SCHEMA.fields
         ]
+        beside = [field for decoder in self.decoders.values() for field in decoder.beside]
         raw = [StructField(name, BinaryType()) for name in _RAW.values()]
-        return StructType([*columns, *raw, StructField(REASON, StringType())])
+        return StructType([*columns, *beside, *raw, StructField(REASON, StringType())])
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches with the columns of ``schema``."""
@@ -167,12 +190,19 @@ class RecordDecoding:
             columns = {name: batch.column(name) for name in batch.schema.names}
             reasons: list[str | None] = [None] * batch.num_rows
             for name, function in decode.items():
-                decoded, refused = function(batch.column(name))
+                decoder = self.decoders[name]
+                decoded, refused = function(batch.column(name), **{read: batch.column(read) for read in decoder.reads})
                 for row, reason in {**_left_out(batch.column(name), decoded, refused), **refused}.items():
                     text = f"the {name} is {reason}"
                     reasons[row] = text if reasons[row] is None else f"{reasons[row]}; {text}"
-                if self.keep_bytes is not None:
+                if self.keep_bytes is None:
+                    continue
+                if not decoder.beside:
                     columns[name] = decoded
+                    continue
+                # flatten() gives a null to the fields of a null.
+                columns[name], *others = decoded.flatten()
+                columns |= {field.name: each for field, each in zip(decoder.beside, others, strict=True)}
             columns[REASON] = pa.array(reasons, pa.string())
             columns |= self._bytes(batch, columns[REASON])
             yield pa.RecordBatch.from_arrays([columns[field.name] for field in target], schema=target)
@@ -197,6 +227,20 @@ def _left_out(values: pa.Array, decoded: pa.Array, refused: Mapping[int, str]) -
 
     rows = pc.indices_nonzero(pc.and_(pc.is_valid(values), pc.is_null(decoded))).to_pylist()
     return dict.fromkeys(rows, "decoded to null, and its decoder gives no reason")
+
+
+def _columns_beside(ddl: str) -> tuple[StructField, ...]:
+    """The columns, marked as the record's own."""
+    if not ddl:
+        return ()
+    from pyspark.sql.types import DataType, StructField, StructType
+
+    from headrace.spark.records.record_columns import record_mark
+
+    columns = DataType.fromDDL(ddl)
+    if not isinstance(columns, StructType):
+        raise TypeError(f"{ddl!r} names no columns")
+    return tuple(StructField(field.name, field.dataType, metadata=record_mark(field.name)) for field in columns.fields)
 
 
 def _column_type(ddl: str) -> DataType:
@@ -262,16 +306,17 @@ def decode_input(spark: SparkSession, source: Input, read: Reader, folder_url: s
         return DecodedInput(read())
     observations = tuple(_observation(spark) for _ in range(2))
 
-    def good(rows: DataFrame, observation: Any) -> DataFrame:
+    def good(rows: DataFrame, observation: Any, *beside: str) -> DataFrame:
         counts = (F.count(F.lit(1)).alias("records"), F.count(REASON).alias("undecodable"))
-        return rows.observe(observation, *counts).where(F.col(REASON).isNull()).select(*RECORD_SCHEMA.names)
+        good_rows = rows.observe(observation, *counts).where(F.col(REASON).isNull())
+        return good_rows.select(*RECORD_SCHEMA.names, *beside)
 
     rows = read(decoding=decoding)
     bad = rows.where(F.col(REASON).isNotNull())
     for name, raw in _RAW.items():
         bad = bad.withColumn(name, F.col(raw))
     return DecodedInput(
-        decoded=good(rows, observations[0]),
+        decoded=good(rows, observations[0], *decoding.beside),
         undecodable=bad.select(*RECORD_SCHEMA.names, REASON),
         read_original=lambda: good(read(decoding=replace(decoding, keep_bytes=None)), observations[1]),
         observations=observations,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from tests.support.records import make_block
 
 from headrace.spark.records.arrow_types import arrow_schema
 from headrace.spark.records.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
-from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.record_columns import RECORD_SCHEMA, own_columns, record_mark
 from headrace.spark.records.wal_source import to_spark
 
 DECODERS = {
@@ -84,3 +85,32 @@ def test_a_task_imports_no_definition_to_decode() -> None:
 def test_a_decoder_a_task_cannot_import_is_named_with_the_remedy(reference: str) -> None:
     with pytest.raises(DecoderMissingError, match=rf"cannot import the decoder {reference}.*on all hosts"):
         TaskDecoder(reference, StringType(), {}).make("UTC")
+
+
+class Operations:
+    """A decoder that gives a column beside the value, and reads headers."""
+
+    def __init__(self, kind: pa.DataType, *, time_zone: str) -> None:
+        self._kind = kind
+
+    def decode(self, values: pa.Array, *, headers: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        rows = [
+            None if value is None else {"value": None if value == b"d" else value.decode(), "op": value.decode()[:1]}
+            for value in values.to_pylist()
+        ]
+        assert len(headers) == len(values)
+        return pa.array(rows, self._kind), {}
+
+
+def test_columns_beside_a_value_are_the_records_own() -> None:
+    block, _ = make_block([b"c", b"d", None], from_offset=0)
+    beside = (StructField("op", StringType(), metadata=record_mark("op")),)
+    decoders = {"value": TaskDecoder(f"{__name__}:Operations", StringType(), {}, beside=beside, reads=("headers",))}
+    decoding = RecordDecoding(decoders, "UTC")
+    (batch,) = decoding.run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
+    assert batch.column("value").to_pylist() == ["c", None, None]
+    assert batch.column("op").to_pylist() == ["c", "d", None]
+    assert batch.column("undecodable_reason").null_count == 3
+    assert "op" in own_columns(decoding.schema)
+    (batch,) = replace(decoding, keep_bytes=None).run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
+    assert batch.column("value").to_pylist() == [b"c", b"d", None]
