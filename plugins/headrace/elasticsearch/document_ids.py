@@ -143,6 +143,11 @@ def _column_values(
         parts = [pc.fill_null(part, null) for part in parts]
     if options.id_batch_time:
         parts.append(pa.array([str(options.batch_time_ms)] * batch.num_rows, pa.large_string()))
+    return _joined_values(parts)
+
+
+def _joined_values(parts: list[Any]) -> Any:
+    """One value as it is, several joined by "+"; null if one is."""
     if len(parts) == 1:
         return parts[0]
     # Escaped, so that ("a+b", "c") and ("a", "b+c") have different ids.
@@ -151,9 +156,14 @@ def _column_values(
 
 
 def _text(column: Any, rejected: dict[int, Reason]) -> Any:
-    """A column as large_string. Rows with bytes that are not UTF-8 are null and added to ``rejected``."""
+    """A column as large_string; a struct, such as a decoded key, as its fields' values, joined as those of columns.
+
+    Rows with bytes that are not UTF-8 are null and added to ``rejected``.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pa.types.is_struct(column.type) and column.type.num_fields:
+        return _joined_values([_text(part, rejected) for part in column.flatten()])
     if pa.types.is_nested(column.type):
         raise UnsuitableRowsError(
             f"A column of type {column.type} cannot be a document id.", remedy="Use its fields instead."

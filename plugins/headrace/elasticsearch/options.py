@@ -70,6 +70,15 @@ class TombstonePolicy(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
+class TruncatePolicy(StrEnum):
+    """What is done with the change event of a table that was truncated."""
+
+    APPLY = "apply"
+    """Delete all documents of the index with an older version."""
+    IGNORE = "ignore"
+    DEAD_LETTER = "dead_letter"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexingOptions:
     """How and where the rows of one write are indexed. ``of`` makes the options of a stream's output."""
@@ -87,6 +96,7 @@ class IndexingOptions:
     version: VersionSource | None = None
     write_method: WriteMethod = WriteMethod.CREATE
     tombstones: TombstonePolicy = TombstonePolicy.DEAD_LETTER
+    truncates: TruncatePolicy = TruncatePolicy.DEAD_LETTER
 
     bulk_bytes: int = 5 * 1024 * 1024
     """The largest size of a request in bytes; a larger single document is a request of its own."""
@@ -150,6 +160,7 @@ class IndexingOptions:
             version=None if output.version is None else VersionSource(output.version),
             write_method=WriteMethod(output.write_action),
             tombstones=TombstonePolicy(output.tombstone_action),
+            truncates=TruncatePolicy(output.truncates),
             bulk_bytes=output.bulk_bytes,
             bulk_actions=output.bulk_actions,
             requests_in_flight=output.requests_in_flight,

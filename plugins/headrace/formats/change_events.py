@@ -120,12 +120,15 @@ def _said(schema: Mapping[str, Any]) -> Said:
     if name == _DECIMAL and schema.get("type") == "bytes":
         parameters = schema.get("parameters")
         scale = parameters.get("scale") if isinstance(parameters, dict) else None
-        return Said(Meaning.DECIMAL, scale=int(scale)) if _is_whole(scale) else PLAIN
+        return Said(Meaning.DECIMAL, scale=int(str(scale))) if _is_whole(scale) else PLAIN
     return SEMANTIC_TYPES.get(name, PLAIN) if isinstance(name, str) else PLAIN
 
 
+_MOST_SCALED = 1_000
+
+
 def _is_whole(scale: Any) -> bool:
-    return isinstance(scale, str | int) and str(scale).removeprefix("-").isdecimal() and abs(int(scale)) < 1_000
+    return isinstance(scale, str | int) and str(scale).removeprefix("-").isdecimal() and abs(int(scale)) < _MOST_SCALED
 
 
 MYSQL_ROWS, MYSQL_BYTES, MYSQL_FILES = 1 << 11, 1 << 32, 1 << 20

@@ -1,6 +1,14 @@
 """What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
-from headrace.stream.decoders import AvroDecoder, BytesDecoder, DecoderDefinition, JsonDecoder, Utf8Decoder
+from headrace.stream.decoders import (
+    AvroDecoder,
+    BytesDecoder,
+    DebeziumDecoder,
+    DebeziumKeyDecoder,
+    DecoderDefinition,
+    JsonDecoder,
+    Utf8Decoder,
+)
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     Input,
@@ -45,6 +53,8 @@ __all__ = [
     "ColumnIds",
     "ConsoleOutput",
     "DeadLetterLimit",
+    "DebeziumDecoder",
+    "DebeziumKeyDecoder",
     "DecoderDefinition",
     "ElasticsearchOutput",
     "ExecutorAllocation",

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator
 
+from headrace.formats import change_events
 from headrace.formats.avro_schema import AvroKind, Decimals, read_schema
+from headrace.formats.change_events import DecimalTexts, TimeUnit
 from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
 from headrace.stream.ddl import ColumnsText, ColumnType, differing_in_case, parse_columns
 from headrace.stream.model import validate_part
@@ -25,6 +27,24 @@ _ESCAPED_IN_JSON = re.compile(r'["\\\x00-\x1f]')
 _NOT_OF_JSON = frozenset(
     {"char", "character", "varchar", "geometry", "geography", "interval", "variant", "void"},
 )
+
+
+def _check_held_by_json(value: str) -> str:
+    """The columns in DDL, if JSON can hold them. Raises ValueError."""
+    for kind in ColumnType("struct", parse_columns(value)).all():
+        if kind.name == "map" and kind.parts[0].type.name != "string":
+            raise ValueError("has a MAP whose keys are not STRING, as the names in a JSON object are")
+        if kind.name in _NOT_OF_JSON:
+            raise ValueError(
+                f"has {kind.name.upper()}, which JSON is not decoded into; take STRING, which holds any value as its "
+                "text, and convert it in the transform"
+            )
+        names = [part.name for part in kind.parts if kind.name == "struct"]
+        if double := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"has a STRUCT that names {', '.join(double)} twice")
+        if escaped := [name for name in names if _ESCAPED_IN_JSON.search(name)]:
+            raise ValueError(f"names {escaped[0]!r}; a name has no quotes, backslashes or control characters")
+    return value
 
 
 class DecoderDefinition(KindDefinition):
@@ -110,23 +130,7 @@ class JsonDecoder(DecoderDefinition):
     def keywords(self) -> dict[str, JsonValue]:
         return {"fields": self.fields}
 
-    @field_validator("fields")
-    @classmethod
-    def _fields_are_what_json_can_hold(cls, value: str) -> str:
-        for kind in ColumnType("struct", parse_columns(value)).all():
-            if kind.name == "map" and kind.parts[0].type.name != "string":
-                raise ValueError("has a MAP whose keys are not STRING, as the names in a JSON object are")
-            if kind.name in _NOT_OF_JSON:
-                raise ValueError(
-                    f"has {kind.name.upper()}, which JSON is not decoded into; take STRING, which holds any value as "
-                    "its text, and convert it in the transform"
-                )
-            names = [part.name for part in kind.parts if kind.name == "struct"]
-            if double := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"has a STRUCT that names {', '.join(double)} twice")
-            if escaped := [name for name in names if _ESCAPED_IN_JSON.search(name)]:
-                raise ValueError(f"names {escaped[0]!r}; a name has no quotes, backslashes or control characters")
-        return value
+    _fields_are_what_json_can_hold = field_validator("fields")(_check_held_by_json)
 
     def problems(self, stream: StreamFields) -> Iterator[str]:
         yield from _ambiguous_names(stream, "fields", self.fields)
@@ -173,6 +177,74 @@ class AvroDecoder(DecoderDefinition):
             yield from _ambiguous_names(stream, "schema_text", made.columns(self.decimals))
 
 
+class _OfDebezium(DecoderDefinition):
+    """What the decoders of change events and of their keys have in common."""
+
+    decodes: ClassVar[str | None] = "headrace.spark.records.change_events:ChangeEvents"
+
+    fields: ColumnsText
+    times: TimeUnit | None = Field(
+        default=None,
+        description="The unit of a number in a TIMESTAMP or TIME, where the event has no schema part that says it.",
+    )
+    decimals: DecimalTexts = Field(
+        default="base64",
+        description="What a text in a DECIMAL is, where the event has no schema part that says it: base64 as Debezium "
+        'sends decimals by default, or "number" with its decimal.handling.mode "string".',
+    )
+
+    @property
+    def column(self) -> str:
+        return self.fields
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        return {"fields": self.fields, "times": self.times, "decimals": self.decimals}
+
+    _fields_are_what_json_can_hold = field_validator("fields")(_check_held_by_json)
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        yield from _ambiguous_names(stream, "fields", self.fields)
+
+
+class DebeziumDecoder(_OfDebezium):
+    """Decode Debezium's change events in JSON: the row after the change.
+
+    ``fields`` are the table's columns in Spark's DDL, such as ``"id INT, total DECIMAL(38, 4), at TIMESTAMP"``. The
+    record's value is the row; where a row was deleted it is null. Columns beside it say what happened: ``op``,
+    ``position``, ``before``, ``changed_at``, ``source`` and ``transaction``. Events in flattened form and CloudEvents
+    are recognised (docs/guides/change-events.md).
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("headers",)
+
+    kind: Literal["debezium"] = "debezium"
+
+    @property
+    def beside(self) -> str:
+        return change_events.beside(_as_struct(self.column))
+
+    @property
+    def description(self) -> tuple[str, str]:
+        return "Debezium", f"`{self.fields}`"
+
+
+class DebeziumKeyDecoder(_OfDebezium):
+    """Decode the keys of Debezium's change events in JSON, with or without their schema part. ``fields`` are the
+    columns of the table's primary key, such as ``"id INT"``."""
+
+    kind: Literal["debezium_key"] = "debezium_key"
+
+    @property
+    def description(self) -> tuple[str, str]:
+        return "Debezium's key", f"`{self.fields}`"
+
+
+def _as_struct(columns: str) -> str:
+    """The type of a value with these columns, which may be in ``STRUCT<…>`` already."""
+    return columns if columns.strip().lower().startswith("struct<") else f"STRUCT<{columns}>"
+
+
 def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator[str]:
     """Yield the fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
     transforms = stream.state is not None or any(stream.transform_of(output) for output in stream.outputs)
@@ -187,7 +259,7 @@ def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator
         )
 
 
-_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder)
+_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder, DebeziumDecoder, DebeziumKeyDecoder)
 
 if TYPE_CHECKING:
     Decoder = DecoderDefinition

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError, element_offsets, unfit
 
 # msgspec checks the nesting by Python's limit of recursion.
-_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 _SHOWN_CHARACTERS = 60
 # A number in RFC 8259. Python's Decimal also takes 1_000, +1, 01, blanks and the digits of all scripts.
@@ -53,14 +53,14 @@ class JsonObjects:
         A null stays null, without a reason.
         """
         texts = values.to_pylist()
-        refused = _not_utf8(values)
+        refused = not_utf8(values)
         objects: list[Any] = []
         try:
             if refused:
                 raise UnicodeDecodeError("utf-8", b"", 0, 1, "")
             decode = self._decode
             objects = [None if text is None else decode(text) for text in texts]
-        except _REFUSED:
+        except REFUSED:
             objects = [self._one(row, text, refused) for row, text in enumerate(texts)]
         return self._array(objects, refused), {row: f"{self._wanted}: {reason}" for row, reason in refused.items()}
 
@@ -69,13 +69,13 @@ class JsonObjects:
             return None
         try:
             return self._decode(text)
-        except _REFUSED as error:
+        except REFUSED as error:
             reason = error
         if self._decode_texts is not None:
             # A number, an object and so on in a STRING: the second parse keeps its text.
             try:
                 return self._decode_texts(text)
-            except _REFUSED as error:
+            except REFUSED as error:
                 reason = error
         refused[row] = str(reason)
         return None
@@ -99,7 +99,7 @@ class Utf8Texts:
     @staticmethod
     def decode(values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """The texts of binary ``values``, and the reasons by row of those that are not UTF-8, which are null."""
-        refused = _not_utf8(values)
+        refused = not_utf8(values)
         if not refused:
             return values.cast(pa.string()), {}
         mask = np.ones(len(values), bool)
@@ -107,7 +107,7 @@ class Utf8Texts:
         return pc.if_else(pa.array(mask), values, None).cast(pa.string()), refused
 
 
-def _not_utf8(values: pa.Array) -> dict[int, str]:
+def not_utf8(values: pa.Array) -> dict[int, str]:
     """The rows of binary ``values`` that are not UTF-8, with the reason."""
     try:
         # Arrow checks the bytes without copying them.
@@ -153,7 +153,7 @@ class _Plain:
             raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`") from None
 
 
-_ANY_TEXT: Any = msgspec.Raw | msgspec.UnsetType
+ANY_TEXT: Any = msgspec.Raw | msgspec.UnsetType
 """The type of any value, as its text in the record."""
 
 
@@ -162,7 +162,7 @@ class _Texts:
 
     def __init__(self) -> None:
         self.strict = str | None
-        self.loose = _ANY_TEXT
+        self.loose = ANY_TEXT
 
     @staticmethod
     def array(values: Sequence[Any]) -> pa.Array:
@@ -277,7 +277,7 @@ class _Maps:
 
 
 def _inner(values: Values) -> Any:
-    return msgspec.Raw if values.loose is _ANY_TEXT else values.loose
+    return msgspec.Raw if values.loose is ANY_TEXT else values.loose
 
 
 def _values(kind: pa.DataType, place: str, leaf: Leaf) -> Values:
