@@ -58,7 +58,7 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
     if options.document_id is DocumentIdKind.KEY:
         if options.version is VersionSource.OFFSET:
             _refuse_restarted_offsets(batch, options)
-        ids = _text(batch.column(columns.KEY), rejected)
+        ids = _key_text(batch.column(columns.KEY), rejected)
     else:
         ids = _column_values(batch, options, rejected)
     _reject_unusable_ids(ids, options, rejected)
@@ -155,15 +155,17 @@ def _joined_values(parts: list[Any]) -> Any:
     return _joined(*escaped)
 
 
-def _text(column: Any, rejected: dict[int, Reason]) -> Any:
-    """A column as large_string; a struct, such as a decoded key, as its fields' values, joined as those of columns.
+def _key_text(key: Any, rejected: dict[int, Reason]) -> Any:
+    """A key as large_string: a decoded one that is a struct as the values of its fields, joined as those of columns."""
+    if pa.types.is_struct(key.type) and key.type.num_fields:
+        return _joined_values([_text(part, rejected) for part in key.flatten()])
+    return _text(key, rejected)
 
-    Rows with bytes that are not UTF-8 are null and added to ``rejected``.
-    """
+
+def _text(column: Any, rejected: dict[int, Reason]) -> Any:
+    """A column as large_string. Rows with bytes that are not UTF-8 are null and added to ``rejected``."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_struct(column.type) and column.type.num_fields:
-        return _joined_values([_text(part, rejected) for part in column.flatten()])
     if pa.types.is_nested(column.type):
         raise UnsuitableRowsError(
             f"A column of type {column.type} cannot be a document id.", remedy="Use its fields instead."
