@@ -156,6 +156,8 @@ class Preparation:
     """Change events that change no row, or truncate a table, which is ignored."""
     truncates: tuple[int, ...] = ()
     """The versions below which truncates that are to be applied leave no document."""
+    superseded: int = 0
+    """Rows that are older than a truncate of an earlier batch."""
 
 
 def created_answer(verb: bytes, index: str, ids: Any) -> bytes:
@@ -183,7 +185,7 @@ def prepare_rows(
     if tombstones is not None and options.tombstones is not TombstonePolicy.DELETE:
         rows = pc.indices_nonzero(tombstones).to_pylist()
         if options.tombstones is TombstonePolicy.IGNORE:
-            ignored = [row for row in rows if row not in events.rows]
+            ignored = [row for row in rows if row not in {*events.ignored, *events.truncates}]
             rejected = {row: reason for row, reason in rejected.items() if not tombstones[row].as_py()}
         else:
             rejected |= {row: Reason(TOMBSTONE, "the value is null") for row in rows if row not in events.rows}
@@ -191,12 +193,23 @@ def prepare_rows(
     before = rejected_before(batch)
     rejected |= before
     ignored = [row for row in ignored if row not in before]
-    kept = _kept(batch.num_rows, [*rejected, *ignored, *events.ignored, *events.truncates])
-    sorted_out = Preparation(None, rejected, len(ignored), len(events.ignored), tuple(events.truncates.values()))
+    dropped = {*rejected, *ignored, *events.ignored, *events.truncates}
+    truncated = set(_rows_below(identities.versions, options.truncated_below)) - dropped
+    kept = _kept(batch.num_rows, [*dropped, *truncated])
+    sorted_out = Preparation(
+        None, rejected, len(ignored), len(events.ignored), tuple(events.truncates.values()), len(truncated)
+    )
     if not len(kept):
         return sorted_out
     prepared = _lines(batch, identities, documents, options, tombstones=tombstones, kept=kept)
     return replace(sorted_out, prepared=prepared)
+
+
+def _rows_below(versions: Any | None, least: int) -> list[int]:
+    if versions is None or not least:
+        return []
+    rows: list[int] = pc.indices_nonzero(pc.less(versions, least)).to_pylist()
+    return rows
 
 
 @dataclass(slots=True)

@@ -30,15 +30,7 @@ def delete_older(transport: Transport, options: IndexingOptions, version: int) -
 
     Raises the errors of a write.
     """
-    index = options.target.name
-    deleting = replace(
-        options,
-        document_id=DocumentIdKind.KEY,
-        id_columns=(),
-        version=VersionSource.COLUMN,
-        tombstones=TombstonePolicy.DELETE,
-    )
-    deleted = 0
+    index, deleted = options.target.name, 0
     administration = Administration.of(
         Cluster.of(options),
         timeout_seconds=options.request_timeout_seconds,
@@ -49,10 +41,22 @@ def delete_older(transport: Transport, options: IndexingOptions, version: int) -
         TargetWatch(options).refresh()
         with closing(administration.older_ids(purpose, index, version, _IDS_AT_ONCE)) as pages:
             for ids in pages:
-                rows = {
-                    columns.KEY: pa.array(ids, pa.large_string()),
-                    columns.VERSION: pa.array([version] * len(ids), pa.int64()),
-                    columns.DOCUMENT: pa.nulls(len(ids), pa.large_string()),
-                }
-                deleted += Indexer(transport, deleting).index([pa.record_batch(rows)]).deleted
+                deleted += delete_ids(transport, options, ids, version)
     return deleted
+
+
+def delete_ids(transport: Transport, options: IndexingOptions, ids: list[str], version: int) -> int:
+    """Delete the documents of these ids that are older than ``version``. Returns their number."""
+    deleting = replace(
+        options,
+        document_id=DocumentIdKind.KEY,
+        id_columns=(),
+        version=VersionSource.COLUMN,
+        tombstones=TombstonePolicy.DELETE,
+    )
+    rows = {
+        columns.KEY: pa.array(ids, pa.large_string()),
+        columns.VERSION: pa.array([version] * len(ids), pa.int64()),
+        columns.DOCUMENT: pa.nulls(len(ids), pa.large_string()),
+    }
+    return Indexer(transport, deleting).index([pa.record_batch(rows)]).deleted
