@@ -36,7 +36,7 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors airflow lint style docs format lock audit sbom java chromium jars clean
+.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors airflow lint style docs format lock audit sbom java chromium jars test-jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -73,14 +73,14 @@ test: chromium ## All the tests, and the linters
 unit: $(VENV)/.installed-dev ## Milliseconds each, no server, in four processes (WORKERS=1 for one)
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
-integration: $(VENV)/spark.jsa jars chromium ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)
+integration: $(VENV)/spark.jsa test-jars chromium ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)
 	$(BIN)/python -m pytest tests/integration -q $(IN_FILES) $(ARGS)
 
 system: $(VENV)/spark.jsa jars ## The DAGs in a real Airflow, through its API
 	$(BIN)/python -m pytest tests/system -q $(IN_FILES) $(ARGS)
 
 # At once, since both mostly wait; the long files of the system tests first. In CI a failed test gets a second try.
-system-and-integration: $(VENV)/spark.jsa jars chromium
+system-and-integration: $(VENV)/spark.jsa test-jars chromium
 	$(BIN)/python -m tests.support.second_try tests/system tests/integration -q $(IN_FILES) $(ARGS)
 
 # Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
@@ -155,6 +155,10 @@ chromium:
 	  echo "Install it with 'apt-get install chromium' or 'dnf install chromium', or name the program: CHROMIUM=/path/to/chrome make …"; \
 	  echo "CHROMIUM=none make … skips these tests."; \
 	  exit 1; }
+
+# What only tests run, and who asks for it.
+test-jars: jars
+	@$(BIN)/python -m headrace.devstack.jars fetch registry connect debezium-postgres connect-avro
 
 # Ahead of what waits for servers with a deadline. No stamp: the cache is elsewhere, and looking through it is quick.
 jars: $(VENV)/.installed java

@@ -1,8 +1,10 @@
 """Real servers for the tests: started when first asked for, shared by the session, gone with it however it ends.
 
 Session-scoped: `kafka` (bootstrap servers), `elasticsearch` (base URL), and behind them `kafka_server`,
-`elasticsearch_server`, `postgres_server`. Function-scoped: `postgres` (the SQLAlchemy URL of a fresh database).
-A test that kills or suspends a server makes one of its own, in `server_folder`.
+`elasticsearch_server`, `postgres_server`; `registry` (its `url` is the base of Confluent's API). Function-scoped:
+`postgres` (the SQLAlchemy URL of a fresh database).
+A test that kills, suspends or stops a server makes one of its own, in `server_folder`: `RegistryServer(server_folder)`.
+Started again it has its schemas; one of another folder on the same `port` is a registry that has lost them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.jars import ELASTICSEARCH_VERSION, bundle_jars
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.postgres import PostgresServer
+from headrace.devstack.registry import RegistryServer
 
 
 @contextmanager
@@ -96,6 +99,16 @@ def _add_processor(folder: Path) -> None:
 def elasticsearch(elasticsearch_server: ElasticsearchServer) -> str:
     """The base URL of a real Elasticsearch. Indices are shared: name yours uniquely."""
     return elasticsearch_server.url
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[RegistryServer]:
+    """A real schema registry. Do not stop it: others use it too. Subjects are shared: name yours uniquely.
+
+    It checks no compatibility until it is told to.
+    """
+    with new_server_folder() as folder, RegistryServer(folder) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def record(*fields: tuple[str, Any]) -> Any:
 
 def encoded(schema: Any, value: Any) -> bytes:
     """The value by fastavro's writer, without logical types: the value below them is given."""
-    plain = read_schema(json.dumps(schema)).plain
+    plain = read_schema(json.dumps(schema), of_columns=False).plain
     written = io.BytesIO()
     fastavro.schemaless_writer(written, fastavro.parse_schema(plain), value)
     return written.getvalue()

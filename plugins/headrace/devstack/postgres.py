@@ -14,15 +14,16 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
 from urllib.parse import quote
 
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
-from headrace.devstack.jars import bundle_jars, cache_dir, postgres_bundle
+from headrace.devstack.jars import bundle_jars, cache_dir, postgres_bundle, unpack_once
 from headrace.devstack.server import LOOPBACK, Server, free_port
-from headrace.devstack.state import exclusive, write_atomically
+from headrace.devstack.state import write_atomically
 
 if TYPE_CHECKING:
     from psycopg import sql
@@ -219,15 +220,7 @@ def _unpacked(by_others: bool) -> Path:
         base = Path(tempfile.gettempdir())
         name = f"headrace-{os.geteuid()}-{name}"
     folder = base / name
-    with exclusive(base / f"{name}.lock"):
-        if not folder.is_dir():
-            partial = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
-            try:
-                _unpack(jar, partial)
-                partial.chmod(0o755)
-                partial.rename(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+    unpack_once(folder, partial(_unpack, jar))
     owner = folder.lstat()
     if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
         raise LocalStackError(

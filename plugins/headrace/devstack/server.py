@@ -1,5 +1,5 @@
-"""The base class of the embedded stack's servers (Kafka, Elasticsearch, Postgres and Airflow's components), and
-the search for their ports."""
+"""The base class of the embedded stack's servers (Kafka, Elasticsearch, Postgres, the schema registry and Airflow's
+components), and the search for their ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The embedded stack: Kafka, Elasticsearch, Postgres and Airflow in one data folder, started and stopped together."""
+"""The embedded stack in one data folder, started and stopped together: Kafka, Elasticsearch, Postgres, Airflow, and a
+schema registry if it is asked for."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.postgres import PostgresServer
+from headrace.devstack.registry import RegistryServer
 from headrace.devstack.server import LOOPBACK, Server, free_port, is_free
 from headrace.devstack.state import (
     STACK_VARIABLE,
@@ -36,16 +38,21 @@ SERVICES = ("kafka", "elasticsearch", "postgres", "airflow")
 LEDGER_DATABASE = "headrace"
 LEDGER_CONNECTION = "headrace_ledger"
 AIRFLOW_DATABASE = "airflow"
+_PORTS = ("kafka", "kafka_controller", "elasticsearch", "elasticsearch_transport", "postgres", "registry", "airflow")
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """Options of a stack. ``without`` names services of `SERVICES` to leave out; Airflow needs postgres."""
+    """Options of a stack. ``without`` names services of `SERVICES` to leave out; Airflow needs postgres.
+
+    ``registry``: also run a schema registry, whose download is larger than that of all the others.
+    """
 
     data: Path
     dags: Path
     plugins: Path
     without: Collection[str] = ()
+    registry: bool = False
 
     def __post_init__(self) -> None:
         unknown = set(self.without) - set(SERVICES)
@@ -87,7 +94,9 @@ class Stack:
         self._starting = True
         self._change(phase=Phase.STARTING)
         with ThreadPoolExecutor(8) as pool:
-            jobs = [pool.submit(self._start, server) for server in (self.kafka, self.elasticsearch) if server]
+            jobs = [
+                pool.submit(self._start, server) for server in (self.kafka, self.elasticsearch, self.registry) if server
+            ]
             if self.postgres is not None:
                 jobs.append(pool.submit(self._start_postgres_and_airflow, pool))
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
@@ -137,7 +146,7 @@ class Stack:
     @property
     def servers(self) -> dict[str, Server]:
         """The servers of this stack by name, with each of Airflow's components."""
-        backends: list[Server | None] = [self.kafka, self.elasticsearch, self.postgres]
+        backends: list[Server | None] = [self.kafka, self.elasticsearch, self.registry, self.postgres]
         components = list(self.airflow.components.values()) if self.airflow else []
         return {server.name: server for server in [*backends, *components] if server is not None}
 
@@ -160,6 +169,7 @@ class Stack:
         self.postgres = (
             None if "postgres" in without else PostgresServer(self.data / "postgres", port=ports["postgres"])
         )
+        self.registry = RegistryServer(self.data / "registry", port=ports["registry"]) if options.registry else None
         self.airflow = None
         self.state.connections = self.connections()
         if "airflow" not in without and self.postgres is not None:
@@ -190,6 +200,9 @@ class Stack:
                 "port": self.elasticsearch.port,
                 "schema": "http",
             }
+        if self.registry is not None:
+            # As Airflow's HTTP connections have a path: only behind a whole URL.
+            connections["schema_registry_default"] = {"conn_type": "http", "host": self.registry.url}
         if self.postgres is not None:
             connections[LEDGER_CONNECTION] = {
                 "conn_type": "headrace_ledger",
@@ -206,6 +219,8 @@ class Stack:
             return self.kafka.bootstrap_servers
         if name == "elasticsearch" and self.elasticsearch:
             return self.elasticsearch.url
+        if name == "registry" and self.registry:
+            return self.registry.url
         if name == "postgres" and self.postgres:
             return self.postgres.url(LEDGER_DATABASE)
         return self.airflow.url if name == "api-server" and self.airflow else None
@@ -214,7 +229,7 @@ class Stack:
         """The ports of the last start if they are still free, else new ones."""
         before = remembered_ports(self.data)
         ports: dict[str, int] = {}
-        for name in ("kafka", "kafka_controller", "elasticsearch", "elasticsearch_transport", "postgres", "airflow"):
+        for name in _PORTS:
             port = before.get(name)
             ports[name] = port if port and is_free(port) else free_port({*ports.values(), *before.values()})
         remember_ports(self.data, ports)

@@ -97,9 +97,12 @@ def main() -> None:
     parser.add_argument("--dags", type=Path, required=True)
     parser.add_argument("--plugins", type=Path, required=True)
     parser.add_argument("--without", action="append", default=[])
-    arguments = parser.parse_args()
+    parser.add_argument("--registry", action="store_true")
+    options = parser.parse_args()
     try:
-        supervise(StackOptions(arguments.data, arguments.dags, arguments.plugins, tuple(arguments.without)))
+        supervise(
+            StackOptions(options.data, options.dags, options.plugins, tuple(options.without), registry=options.registry)
+        )
     except HeadraceError as error:
         sys.exit(str(error))
 

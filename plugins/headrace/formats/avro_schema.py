@@ -153,8 +153,8 @@ _PRIMITIVE = frozenset(
 
 
 @lru_cache(maxsize=64)
-def read_schema(text: str) -> AvroType:
-    """The type of the values of a schema.
+def read_schema(text: str, *, of_columns: bool = True) -> AvroType:
+    """The type of the values of a schema. ``of_columns``: its values are to have columns, and are not only read.
 
     Raises:
         AvroSchemaError: the text is no such schema, a record contains itself, or a value has no column.
@@ -166,7 +166,7 @@ def read_schema(text: str) -> AvroType:
     except (ValueError, RecursionError) as error:
         raise AvroSchemaError(f"is no JSON: {error}") from None
     read = _Reader().type(given, "", "")
-    if read.kind is AvroKind.NULL or (read.kind is AvroKind.RECORD and not read.parts):
+    if of_columns and (read.kind is AvroKind.NULL or (read.kind is AvroKind.RECORD and not read.parts)):
         raise AvroSchemaError("has no value that could be a column")
     return read
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
+from typing import Any
+
+_SHOWN_CHARACTERS = 200
+
+
+class UnreadableSchemaError(ValueError):
+    """No value that was written by a schema can be read by another one; the text has what differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,24 @@ class SchemaText:
         found = json.loads(text)
         return cls(found["schema"], tuple((name, referred) for name, referred in found["references"]))
 
-    @property
-    def sha256(self) -> str:
-        """The hexadecimal SHA-256 of `to_json`."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+    def same_as(self, other: SchemaText) -> bool:
+        """Whether both are the same but for blanks, and for the order of names in JSON."""
+        mine, theirs = (_normal(each) for each in (self, other))
+        return mine == theirs
+
+    def shown(self) -> str:
+        """The beginning of the text, on one line."""
+        text = " ".join(self.text.split())
+        return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _normal(schema: SchemaText) -> list[Any]:
+    texts = [schema.text, *(text for _, text in sorted(schema.references))]
+    return [*(name for name, _ in sorted(schema.references)), *map(_normal_text, texts)]
+
+
+def _normal_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return " ".join(text.split())

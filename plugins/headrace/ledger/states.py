@@ -133,3 +133,4 @@ class EventKind(StrEnum):
     OPERATOR_ACTION = "operator_action"
     PLACE_ACCEPTED = "place_accepted"
     VERSIONS_BEYOND_POSITION = "versions_beyond_position"
+    SCHEMA_CHANGED = "schema_changed"

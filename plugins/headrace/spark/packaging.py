@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 # The folders of the package that executors need. The modules at the package's top level are sent too.
-_LAYERS = ("batch", "elasticsearch", "formats", "kafka", "ledger", "receiver", "spark", "stream", "wal")
+_LAYERS = ("batch", "elasticsearch", "formats", "kafka", "ledger", "receiver", "registry", "spark", "stream", "wal")
 # The times in the zip must not depend on the checkout: equal sources must give equal bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _CONNECTIONS = "headrace-connections.json"

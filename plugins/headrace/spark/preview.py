@@ -32,6 +32,7 @@ from headrace.spark.attempts.batch_plan import (
     origins_of,
     plan_outputs,
 )
+from headrace.spark.attempts.readers import BatchReaders
 from headrace.spark.outputs.documents import PreviewedDocument, lacks_incarnation, preview_documents
 from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, read_records, sharing_frames
 from headrace.spark.records.decoding import RAW_KEY, RAW_VALUE, REASON, Reader, RecordDecoding
@@ -213,7 +214,7 @@ def read_outputs(
     for _ in load_manifests([origin, *(windowed for plan in plans for windowed in plan.read)]):
         pass
     attempt = BatchAttempt(context, claim, open_session)
-    inputs = BatchInputs(attempt)
+    inputs = BatchInputs(attempt, pins=False)
     for group in sharing_frames(context.stream, plans):
         with OutputFrames(attempt, inputs, group) as frames:
             for plan in group:
@@ -326,6 +327,8 @@ def export_batch(
     origin = origins_of(context, [batch_time_ms])[batch_time_ms]
     for _ in load_manifests([origin]):
         pass
+    read_by = BatchReaders.of(context, batch_time_ms).stream
+    source = next(each for each in read_by.inputs if each.id == source.id)
     spark = open_session()
     rows = exported(spark, source, partial(read_records, spark, source, [origin]), context.stream.folder_url)
     folder = Path(tempfile.mkdtemp(prefix=".headrace-export-", dir=path.parent))

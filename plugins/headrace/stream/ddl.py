@@ -73,6 +73,43 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     return columns
 
 
+def column_differences(before: str, after: str) -> list[str]:
+    """What differs between the columns of two DDL texts, in words; a type that is no struct is one column."""
+    places = [dict(_leaves(text)) for text in (before, after)]
+    added = [f"{name} is new ({places[1][name]})" for name in places[1] if name not in places[0]]
+    removed = [f"{name} is gone" for name in places[0] if name not in places[1]]
+    changed = [
+        f"{name} was {places[0][name]} and is {kind}"
+        for name, kind in places[1].items()
+        if name in places[0] and places[0][name] != kind
+    ]
+    return [*added, *removed, *changed]
+
+
+def _leaves(text: str) -> Iterator[tuple[str, str]]:
+    """The places of a type that have no columns within them, with their types."""
+    try:
+        columns = parse_columns(text)
+    except ValueError:
+        yield "the value", text
+        return
+    for column in columns:
+        yield from _leaves_of(column, column.name)
+
+
+def _leaves_of(column: Column, place: str) -> Iterator[tuple[str, str]]:
+    kind = column.type
+    if kind.name == "struct":
+        for part in kind.parts:
+            yield from _leaves_of(part, f"{place}.{part.name}")
+    elif kind.parts:
+        yield place, kind.name.upper()
+        for number, part in enumerate(kind.parts):
+            yield from _leaves_of(part, f"{place}[{number if len(kind.parts) > 1 else ''}]")
+    else:
+        yield place, kind.name.upper()
+
+
 def differing_in_case(names: Iterable[str]) -> list[list[str]]:
     """The groups of these names that differ in case only. To Spark they are one name, by default."""
     groups: dict[str, list[str]] = {}

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, JsonValue, SerializeAsAny, WrapValidator, field_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    PositiveInt,
+    PrivateAttr,
+    SerializeAsAny,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
+from headrace.errors import HeadraceError
 from headrace.formats import change_events
+from headrace.formats.avro_references import joined
 from headrace.formats.avro_schema import AvroKind, Decimals, read_schema
 from headrace.formats.change_events import DecimalTexts, TimeUnit
+from headrace.formats.schema_text import SchemaText
 from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
 from headrace.stream.ddl import ColumnsText, ColumnType, differing_in_case, parse_columns
 from headrace.stream.model import validate_part
@@ -27,6 +40,20 @@ _ESCAPED_IN_JSON = re.compile(r'["\\\x00-\x1f]')
 _NOT_OF_JSON = frozenset(
     {"char", "character", "varchar", "geometry", "geography", "interval", "variant", "void"},
 )
+
+
+KEPT_FOLDER = "kept"
+"""The folder of what decoders keep, in the folder of the stream. Nothing deletes it, as nothing knows who reads it."""
+
+
+class SchemaQuestion(NamedTuple):
+    """The schema of a registry: the connection's id, the format as the registry names it, the subject (None: that of
+    the topic) and the version (None: the newest)."""
+
+    registry: str
+    format: str
+    subject: str | None
+    version: int | None
 
 
 def _check_held_by_json(value: str) -> str:
@@ -61,7 +88,7 @@ class DecoderDefinition(KindDefinition):
 
     keeps: ClassVar[bool] = False
     """Whether the class keeps values with the stream, such as a registry's schemas: it is then called with ``kept``
-    too, a ``headrace.spark.records.kept_values.KeptValues``."""
+    too, a ``headrace.kept_values.KeptValues``."""
 
     bytes_are_json: ClassVar[bool] = False
     """Whether the bytes that it accepts are the value's JSON, so that a document is these bytes where no transform
@@ -87,6 +114,27 @@ class DecoderDefinition(KindDefinition):
     def keywords(self) -> dict[str, JsonValue]:
         """The keyword arguments with which tasks call the class ``decodes``."""
         return {}
+
+    def kept_url(self, folder_url: str) -> str:
+        """The folder of what the class keeps, in the folder of the stream."""
+        return f"{folder_url}/{KEPT_FOLDER}/{self.kind}"
+
+    @property
+    def question(self) -> SchemaQuestion | None:
+        """The schema of a registry that the columns come from. `with_reader` then gives the decoder with its answer."""
+        return None
+
+    @property
+    def is_framed(self) -> bool:
+        """Whether the values have the frame of a schema registry."""
+        return False
+
+    def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:  # noqa: ARG002
+        """The decoder of keys or values that reads by this schema, the answer to its `question` if it has one.
+
+        Raises ValueError if values of the schema have no columns.
+        """
+        return self
 
 
 class BytesDecoder(DecoderDefinition):
@@ -136,45 +184,172 @@ class JsonDecoder(DecoderDefinition):
         yield from _ambiguous_names(stream, "fields", self.fields)
 
 
-class AvroDecoder(DecoderDefinition):
-    """Decode Avro by a schema of its own. Values that do not fit the schema are dead-lettered.
+class SchemaNotKnownError(HeadraceError):
+    """The columns of a decoder come from a registry's schema, and no batch has begun with one yet."""
 
-    A value is the bytes of one Avro value, without a frame around them. ``schema_text`` is the schema in Avro's JSON.
-    docs/types.md says what each of Avro's types becomes. Hosts of Spark need the extra ``registry``.
+
+class SchemaDecoder(DecoderDefinition):
+    """The base class of decoders whose columns come from a schema: their own, or one of a registry.
+
+    ``registry`` is the id of the connection of a schema registry. The values then have its frame, and each is read by
+    the schema that it was written with. The columns are those of one schema, the reader's: ``schema_text``, or else the
+    ``version`` of the ``subject``, by default the newest one when a batch first begins.
     """
 
-    decodes: ClassVar[str | None] = "headrace.spark.records.avro_values:AvroValues"
+    decodes: ClassVar[str | None] = "headrace.spark.records.framed_values:FramedValues"
+    keeps: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("headers",)
+
+    of: ClassVar[str]
+    """The class that decodes the values of one schema in tasks, as "module:Class"."""
+    format: ClassVar[str]
+    """The name that registries have for the format."""
+
+    kind: str
+    schema_text: str | None = Field(
+        default=None, description="The schema of the columns, in the format's own language."
+    )
+    registry: str | None = Field(
+        default=None, description="The id of the connection of a schema registry with Confluent's API."
+    )
+    subject: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The subject of the columns' schema; by default the input's topic with -key or -value.",
+    )
+    version: PositiveInt | None = Field(
+        default=None, description="The version of the subject; by default the newest when a batch first begins."
+    )
+    refused_ids: tuple[PositiveInt, ...] = Field(
+        default=(), description="Schema ids whose records are dead letters, such as those of a broken producer."
+    )
+
+    _reader: SchemaText | None = PrivateAttr(default=None)
+    _part: Literal["key", "value"] = PrivateAttr(default="value")
+
+    @model_validator(mode="after")
+    def _has_one_schema(self) -> Self:
+        given = [name for name in ("subject", "version") if getattr(self, name) is not None]
+        if self.schema_text is None and self.registry is None:
+            raise ValueError("has no schema: give schema_text, or the connection of a registry")
+        if given and (self.schema_text is not None or self.registry is None):
+            why = "schema_text is the schema of the columns" if self.schema_text else "there is no registry"
+            raise ValueError(f"{' and '.join(given)}: names a schema of a registry, but {why}; leave one out")
+        if self.refused_ids and self.registry is None:
+            raise ValueError("refused_ids: only values in the frame of a registry have the id of a schema")
+        if self.schema_text is not None:
+            self._check(SchemaText(self.schema_text))
+        return self
+
+    def _check(self, schema: SchemaText) -> None:
+        """Raise ValueError if values of the schema have no columns."""
+        self._column_of(schema)
+
+    def _column_of(self, schema: SchemaText) -> str:
+        """The type of values that are read by this schema, in Spark's DDL. Raises ValueError."""
+        raise NotImplementedError
+
+    def _settings(self, schema: SchemaText) -> dict[str, JsonValue]:
+        """The keyword arguments of the class ``of`` for reading by this schema."""
+        raise NotImplementedError
+
+    @property
+    def reader(self) -> SchemaText | None:
+        """The schema of the columns; None as long as it is a question to a registry."""
+        return SchemaText(self.schema_text) if self.schema_text is not None else self._reader
+
+    @property
+    def column(self) -> str:
+        """Raises SchemaNotKnownError as long as the `question` is not answered."""
+        return self._column_of(self._known_reader())
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        """Raises SchemaNotKnownError as long as the `question` is not answered."""
+        settings = {"of": self.of, **self._settings(self._known_reader())}
+        if self.registry is None:
+            return settings
+        ids: list[JsonValue] = [*self.refused_ids]
+        return {**settings, "registry": self.registry, "format": self.format, "part": self._part, "refused_ids": ids}
+
+    def _known_reader(self) -> SchemaText:
+        reader = self.reader
+        if reader is None:
+            raise SchemaNotKnownError(
+                f"The columns of a decoder come from the schema registry of connection {self.registry!r}, and are not "
+                "known yet.",
+                remedy="They are recorded when the first batch begins. `headrace streams check --connect` asks now.",
+            )
+        return reader
+
+    @property
+    def question(self) -> SchemaQuestion | None:
+        if self.registry is None or self.schema_text is not None:
+            return None
+        return SchemaQuestion(self.registry, self.format, self.subject, self.version)
+
+    @property
+    def is_framed(self) -> bool:
+        return self.registry is not None
+
+    def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:
+        if schema is not None:
+            self._check(schema)
+        read = self.model_copy()
+        read._reader, read._part = schema, part
+        return read
+
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        return () if self.registry is None else (self.registry,)
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        reader = self.reader
+        if reader is not None:
+            column = self._column_of(reader)
+            with contextlib.suppress(ValueError):
+                # A value that is no record has no columns.
+                parse_columns(column)
+                yield from _ambiguous_names(stream, "schema_text", column)
+        if self.question is None or self.subject is not None:
+            return
+        for source in stream.inputs:
+            if any(self == decoder for decoder in source.decoders.values()) and len(source.topic_names) != 1:
+                yield (
+                    f"subject: input {source.id} has no single topic, after which a subject could be named; name the "
+                    "subject of the schema that all records are read by"
+                )
+
+
+class AvroDecoder(SchemaDecoder):
+    """Decode Avro. Values that do not fit their schema, or that the columns' schema cannot read, are dead-lettered.
+
+    A value is the bytes of one Avro value, in the frame of a registry if there is one. ``schema_text`` is the schema in
+    Avro's JSON. docs/types.md says what each of Avro's types becomes. Hosts of Spark need the extra ``registry``.
+    """
+
+    of: ClassVar[str] = "headrace.spark.records.avro_values:AvroValues"
+    format: ClassVar[str] = "AVRO"
 
     kind: Literal["avro"] = "avro"
-    schema_text: str
     decimals: Decimals = Field(
         default="number", description="Decimals of up to 38 digits as numbers, or all of them as texts."
     )
 
-    @property
-    def column(self) -> str:
-        made = read_schema(self.schema_text)
+    def _column_of(self, schema: SchemaText) -> str:
+        made = read_schema(joined(schema))
         return made.columns(self.decimals) if made.kind is AvroKind.RECORD else made.ddl(self.decimals)
 
-    @property
-    def keywords(self) -> dict[str, JsonValue]:
-        return {"schema": self.schema_text, "decimals": self.decimals}
+    def _settings(self, schema: SchemaText) -> dict[str, JsonValue]:
+        return {"schema": joined(schema), "decimals": self.decimals}
 
     @property
     def description(self) -> tuple[str, str]:
-        made = read_schema(self.schema_text)
+        reader = self.reader
+        if reader is None:
+            return "Avro", f"connection `{self.registry}`"
+        made = read_schema(joined(reader))
         return "Avro", f"`{made.name or made.kind.value}`"
-
-    @field_validator("schema_text")
-    @classmethod
-    def _schema_has_columns(cls, value: str) -> str:
-        read_schema(value)
-        return value
-
-    def problems(self, stream: StreamFields) -> Iterator[str]:
-        made = read_schema(self.schema_text)
-        if made.kind is AvroKind.RECORD:
-            yield from _ambiguous_names(stream, "schema_text", made.columns(self.decimals))
 
 
 class _OfDebezium(DecoderDefinition):

@@ -22,6 +22,7 @@ from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.errors import LocalStackError, ServerDiedError
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.postgres import USER, PostgresServer
+from headrace.devstack.registry import RegistryServer
 
 
 def _create_topic(admin: AdminClient, topic: str, **config: str) -> None:
@@ -96,6 +97,42 @@ def test_elasticsearch_keeps_its_data_and_port_over_a_crash(server_folder: Path)
         assert server.url == url
         httpx.get(f"{url}/_cluster/health/kept?wait_for_status=yellow&timeout=30s", timeout=60).raise_for_status()
         assert httpx.get(f"{url}/kept/_doc/1", timeout=60).json()["_source"] == {"a": 1}
+
+
+_SCHEMA = '{"type":"record","name":"Order","fields":[{"name":"id","type":"long"}]}'
+
+
+def _register(url: str, subject: str, schema: str) -> int:
+    answer = httpx.post(f"{url}/subjects/{subject}/versions", json={"schema": schema}, timeout=60)
+    return int(answer.raise_for_status().json()["id"])
+
+
+def _schema(url: str, schema_id: int) -> str:
+    return str(httpx.get(f"{url}/schemas/ids/{schema_id}", timeout=60).raise_for_status().json()["schema"])
+
+
+def test_the_registry_serves_confluents_api(registry: RegistryServer) -> None:
+    schema_id = _register(registry.url, "local-orders-value", _SCHEMA)
+    assert _schema(registry.url, schema_id) == _SCHEMA
+    assert httpx.get(f"{registry.url}/schemas/ids/1000000", timeout=60).json()["error_code"] == 40403
+
+    assert httpx.get(f"{registry.url}/config", timeout=60).json() == {"compatibilityLevel": "NONE"}
+    configured = httpx.put(f"{registry.url}/config/local-orders-value", json={"compatibility": "BACKWARD"}, timeout=60)
+    configured.raise_for_status()
+    with pytest.raises(httpx.HTTPStatusError, match="409"):
+        _register(registry.url, "local-orders-value", _SCHEMA.replace('"id"', '"other"'))
+
+
+def test_the_registry_keeps_its_schemas_over_a_crash(server_folder: Path) -> None:
+    with RegistryServer(server_folder) as server:
+        url = server.url
+        schema_id = _register(url, "kept", _SCHEMA)
+        server.kill()
+
+        server.start()
+
+        assert server.url == url
+        assert _schema(url, schema_id) == _SCHEMA
 
 
 def test_postgres_gives_a_fresh_database(postgres: str) -> None:
@@ -176,9 +213,12 @@ def test_a_server_that_dies_at_start_says_why(server_folder: Path) -> None:
 
 
 def test_servers_listen_on_loopback_only(
-    kafka_server: KafkaServer, elasticsearch_server: ElasticsearchServer, postgres_server: PostgresServer
+    kafka_server: KafkaServer,
+    elasticsearch_server: ElasticsearchServer,
+    postgres_server: PostgresServer,
+    registry: RegistryServer,
 ) -> None:
-    for server in (kafka_server, elasticsearch_server, postgres_server):
+    for server in (kafka_server, elasticsearch_server, postgres_server, registry):
         processes = psutil.Process(server.process.guard_pid).children(recursive=True)
         listening = {
             connection.laddr.ip

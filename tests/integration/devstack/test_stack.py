@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import psycopg
 import pytest
@@ -177,6 +178,23 @@ def test_addresses_and_data_stay_over_a_killed_supervisor(headrace: _Headrace) -
     after = headrace.state("up", "--detach", *_POSTGRES_ALONE)
     assert after.services["postgres"].address == before.services["postgres"].address
     assert after.id == before.id
+
+
+def test_a_registry_that_was_asked_for_is_a_server_like_others(headrace: _Headrace) -> None:
+    alone = [*_POSTGRES_ALONE, "--without", "postgres", "--registry"]
+    before = headrace.state("up", "--detach", *alone)
+    address = before.services["registry"].address or ""
+    assert before.connections["schema_registry_default"] == {"conn_type": "http", "host": address}
+    answer = httpx.post(f"{address}/subjects/kept/versions", json={"schema": '"string"'}, timeout=60)
+    schema_id = answer.raise_for_status().json()["id"]
+
+    headrace.run("down")
+    assert processes_of_stack(before.id) == []
+    after = headrace.state("up", "--detach", *alone)
+
+    assert after.services["registry"].address == address
+    assert httpx.get(f"{address}/schemas/ids/{schema_id}", timeout=60).json()["schema"] == '"string"'
+    assert address in headrace.run("status")
 
 
 def test_ctrl_c_ends_a_stack_in_the_foreground(headrace: _Headrace) -> None:

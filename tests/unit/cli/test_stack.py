@@ -15,7 +15,17 @@ from headrace.cli import stack
 from headrace.cli.main import app
 from headrace.cli.stack import login_line
 from headrace.connections import resolve
-from headrace.devstack.state import Login, Phase, ProcessRef, ServiceState, StackState, write_state
+from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.state import (
+    STACK_VARIABLE,
+    Login,
+    Phase,
+    ProcessRef,
+    ServiceState,
+    StackState,
+    remembered_ports,
+    write_state,
+)
 
 
 def test_the_status_of_a_folder_without_a_stack_is_an_error(
@@ -43,6 +53,29 @@ def test_a_detached_start_succeeds_only_if_everything_runs(
     result = CliRunner().invoke(app, ["stack", "up", "--detach", "--json", "--data", str(tmp_path)])
     assert result.exit_code == exit_code
     assert f'"phase": "{phase.value}"' in result.stdout
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_registry_is_started_only_where_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: bool
+) -> None:
+    monkeypatch.setenv(STACK_VARIABLE, "")
+    monkeypatch.setenv("HEADRACE_DATA", "")
+    started: list[Stack] = []
+
+    def supervise(options: StackOptions, on_change: object) -> None:
+        started.append(Stack(options))
+
+    monkeypatch.setattr("headrace.cli.stack.supervise", supervise)
+    arguments = ["--registry"] if wanted else []
+    result = CliRunner().invoke(app, ["stack", "up", "--data", str(tmp_path), "--without", "airflow", *arguments])
+    assert result.exit_code == 0, result.output
+    (made,) = started
+    assert ("registry" in made.servers) is wanted
+    assert (made.state.services.keys() >= {"registry"}) is wanted
+    port = remembered_ports(tmp_path)["registry"]
+    url = {"conn_type": "http", "host": f"http://127.0.0.1:{port}/apis/ccompat/v7"}
+    assert made.connections().get("schema_registry_default") == (url if wanted else None)
 
 
 @pytest.fixture

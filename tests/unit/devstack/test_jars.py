@@ -43,6 +43,11 @@ def test_all_bundles_are_fetched_before_they_are_needed(
     jars.fetch_all(reported.append, cache=tmp_path)
     assert (fetched, len(reported)) == (bundles, 3), "nothing to do, nothing to tell"
 
+    monkeypatch.setattr(jars, "read_lock", lambda: dict.fromkeys([*bundles, "registry"], both))
+    jars.fetch_all(reported.append, ["registry"], cache=tmp_path)
+    assert fetched == [*bundles, "registry"]
+    assert "registry (4 of 4)" in reported[3]
+
 
 _GOOD = {"kafka": {"a.jar": _sha256(b"a"), "b.jar": _sha256(b"b")}}
 
@@ -94,7 +99,28 @@ def test_the_lock_file_locks_every_bundle() -> None:
     for bundle, wanted in lock.items():
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in wanted.values()), bundle
         for module in jars.BUNDLES[bundle]:
-            assert f"{module.name}-{module.version}.jar" in wanted
+            assert module.file in wanted
+
+
+def test_an_archive_is_asked_for_by_its_classifier() -> None:
+    (module,) = jars.BUNDLES["registry"]
+    assert module.file == f"apicurio-registry-app-{jars.REGISTRY_VERSION}-all.tar.gz"
+    description = jars._ivy_description("registry")
+    assert '<artifact name="apicurio-registry-app" type="tar.gz" m:classifier="all"/>' in description
+    assert "<artifact" not in jars._ivy_description("kafka")
+
+
+def test_a_folder_is_unpacked_once_and_as_a_whole(tmp_path: Path) -> None:
+    def fail(into: Path) -> None:
+        (into / "half").touch()
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        jars.unpack_once(tmp_path / "registry-1.2", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["registry-1.2.lock"]
+    jars.unpack_once(tmp_path / "registry-1.2", lambda into: (into / "whole").touch())
+    jars.unpack_once(tmp_path / "registry-1.2", fail)
+    assert [path.name for path in (tmp_path / "registry-1.2").iterdir()] == ["whole"]
 
 
 def test_the_lock_file_names_no_place_on_a_network() -> None:

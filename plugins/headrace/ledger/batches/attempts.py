@@ -180,6 +180,32 @@ class Attempts(Repository):
             connection.execute(update(batch_attempts).where(*identity(attempt)).values(**values))
             return lease_until_ms
 
+    def pin(self, attempt: Attempt, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Record facts that hold for all attempts at the batch, such as the schemas that its records are read by.
+
+        A fact that is known already stays. Returns those that hold, by their names.
+
+        Args:
+            name: the name of the attribute that has them, and of the count, by which a rebuilt ledger knows them.
+
+        Raises:
+            AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
+        """
+        with self._database.write_stream(attempt.stream) as (connection, _):
+            require_running(connection, attempt)
+            known = _facts(connection, attempt.stream, attempt.batch_time_ms, attempt.target, name)
+            held = {**facts, **{key: value for key, value in known.items() if key in facts}}
+            query = select(batch_attempts.c.attributes).where(*identity(attempt))
+            attributes = {**connection.execute(query).scalar_one(), name: held}
+            connection.execute(update(batch_attempts).where(*identity(attempt)).values(attributes=attributes))
+            return held
+
+    def pinned(self, stream_name: str, batch_time_ms: int, name: str, *, target: str = "") -> dict[str, Any]:
+        """Return the facts of the batch that `pin` has recorded. ``target``: a replay's own count where the batch has
+        none."""
+        with self._database.read() as connection:
+            return _facts(connection, stream_name, batch_time_ms, target, name)
+
     def record_output(
         self, attempt: Attempt, output_id: str, counts: Mapping[str, Any], *, code_version: str | None = None
     ) -> None:
@@ -428,6 +454,25 @@ def _check_state_step(locked: LockedStream, batch: BatchRow, taken: Sequence[str
         busy=[batch.batch_time_ms],
         remedy=f"Run the step {STATE_STEP!r} first (the task update_state).",
     )
+
+
+def _facts(connection: Connection, stream_name: str, batch_time_ms: int, target: str, name: str) -> dict[str, Any]:
+    """The facts that attempts or outputs of the batch have recorded, the oldest ones; a replay's own come last."""
+    facts: dict[str, Any] = {}
+    for table, column in ((batch_attempts, "attributes"), (batch_outputs, "counts")):
+        number = batch_attempts.c.number if table is batch_attempts else batch_outputs.c.attempt
+        query = (
+            select(table.c[column])
+            .where(
+                table.c.stream == stream_name,
+                table.c.batch_time_ms == batch_time_ms,
+                table.c.target.in_({"", target}),
+            )
+            .order_by(table.c.target, number)
+        )
+        for recorded in connection.execute(query).scalars():
+            facts = {**((recorded or {}).get(name) or {}), **facts}
+    return facts
 
 
 def _begin(

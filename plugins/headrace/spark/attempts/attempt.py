@@ -42,6 +42,7 @@ from headrace.spark.attempts.failures import (
     failure_of,
     reason_of,
 )
+from headrace.spark.attempts.readers import READERS
 from headrace.spark.outputs.writer import BlockWriter, Counts, WrittenBatch, writer_of
 from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, blocks_of, sends_blocks, sharing_frames
 from headrace.spark.records.transforms import code_version, tried_with
@@ -114,6 +115,7 @@ class _AttemptRun:
         self._results: dict[str, Counts] = {}
         self._failures: dict[str, Exception] = {}
         self._begun: set[str] = set()
+        self._readers: Mapping[str, Any] = {}
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._cancelled = threading.Event()
@@ -152,6 +154,8 @@ class _AttemptRun:
         try:
             inputs = BatchInputs(attempt)
             has_state = STATE_STEP in self._claim.outputs
+            if has_state or any(output.needs_spark for output in plan.outputs):
+                self._readers = inputs.readers.facts
             if has_state or any(output.needs_spark and not self._shares_jobs(output) for output in plan.outputs):
                 # The property opens the session.
                 _ = attempt.spark
@@ -189,6 +193,8 @@ class _AttemptRun:
             self._failures[step] = error
             self._attempt.report(f"{name} failed")
             return
+        if self._readers:
+            counts = {**counts, READERS: dict(self._readers)}
         counts = {**counts, "duration_seconds": round(self._clock.monotonic() - started, 3)}
         version = code_version(self._attempt.stream, [step])
         self._ledger.attempts.record_output(self._claim, step, counts, code_version=version)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import decimal
 import io
-import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import Failure, HeadraceError
-from headrace.formats.avro_schema import AvroKind, AvroType, read_schema
+from headrace.formats.avro_evolution import ValueMisfitError, member_of, turn_between
+from headrace.formats.avro_references import joined
+from headrace.formats.avro_schema import AvroKind, AvroSchemaError, AvroType, read_schema
+from headrace.formats.missing_library import LibraryMissingError
+from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError, element_offsets, unfit
 
 if TYPE_CHECKING:
@@ -34,14 +36,9 @@ _YEARS = "the year is not 1 to 9999"
 _SHOWN_CHARACTERS = 60
 
 
-class AvroLibraryMissingError(HeadraceError):
-    """A host of Spark does not have the library that reads Avro."""
-
-    failure = Failure.CODE
-
-
 class AvroValues:
-    """Decodes values of one schema, without a frame around them. ``column`` is the Arrow type of `AvroType.ddl`."""
+    """Decodes values into the columns of one schema, the reader's. ``column`` is the Arrow type of its `AvroType.ddl`.
+    The values have no frame around them, and were written by the same schema or by another one."""
 
     def __init__(
         self,
@@ -49,24 +46,30 @@ class AvroValues:
         *,
         time_zone: str = "UTC",  # noqa: ARG002 - of the contract
         schema: str,
+        writer: str | None = None,
         decimals: Decimals = "number",
     ) -> None:
-        """The time zone makes no difference: Avro's times are in UTC, or of no zone.
+        """
+        Args:
+            time_zone: makes no difference: Avro's times are in UTC, or of no zone.
+            schema: the reader's.
+            writer: the JSON of a `SchemaText`; None: the reader's schema.
 
-        Raises AvroLibraryMissingError.
+        Raises LibraryMissingError, and UnreadableSchemaError if no value of the writer can be read.
         """
         try:
             import fastavro
         except ImportError as error:
-            raise AvroLibraryMissingError(
-                f"A Spark task on {socket.gethostname()} cannot decode Avro: {error}.",
-                remedy="Install headrace[registry] on all hosts of the Spark application.",
-            ) from error
+            raise LibraryMissingError.of("decode Avro", error) from error
         made = read_schema(schema)
+        written, self._turn = made, None
+        if writer is not None and (text := _writers(writer)) != schema:
+            written = _read_writers(text)
+            self._turn = turn_between(written, made)
         self._wanted = f"no Avro value of {made.name or made.kind.value}"
         self._column = _column(made, column, "$", text=decimals == "text")
         self._read = fastavro.schemaless_reader
-        self._schema: Any = fastavro.parse_schema(_with_numbers(made.plain, {}))
+        self._schema: Any = fastavro.parse_schema(_with_numbers(written.plain, {}))
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """The values of binary ``values``, and the reasons by row of those that are refused, which are null."""
@@ -96,7 +99,27 @@ class AvroValues:
             return None
         if read is None:
             refused[row] = "it is null"
-        return read
+            return None
+        try:
+            return read if self._turn is None else self._turn(read)
+        except ValueMisfitError as error:
+            refused[row] = str(error)
+            return None
+
+
+def _writers(writer: str) -> str:
+    """The text of the writer's schema. Raises UnreadableSchemaError."""
+    try:
+        return joined(SchemaText.from_json(writer))
+    except AvroSchemaError as error:
+        raise UnreadableSchemaError(f"it {error}") from None
+
+
+def _read_writers(text: str) -> AvroType:
+    try:
+        return read_schema(text, of_columns=False)
+    except AvroSchemaError as error:
+        raise UnreadableSchemaError(f"it {error}") from None
 
 
 def _reason(error: Exception) -> str:
@@ -189,37 +212,12 @@ def _records(values: Sequence[Any], made: AvroType, fields: Sequence[pa.Field], 
 
 def _members(values: Sequence[Any], made: AvroType, fields: Sequence[pa.Field], below: Sequence[_Column]) -> pa.Array:
     """A column for each member of a union, of which one has the value."""
-    member = [None if value is None else _member_of(value, made) for value in values]
+    member = [None if value is None else member_of(value, made) for value in values]
     arrays = [
         column.array([value if number == member_of else None for value, member_of in zip(values, member, strict=True)])
         for number, column in enumerate(below)
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(fields), mask=_absent(values))
-
-
-def _member_of(value: Any, made: AvroType) -> int:
-    """The number of the member that the value belongs to."""
-    if type(value) is tuple:
-        return next(number for number, (_, part) in enumerate(made.parts) if part.name == value[0])
-    kinds = {_below(part): number for number, (_, part) in enumerate(made.parts) if not part.name}
-    # The wider of two that the value may be of.
-    return next(number for kind in _KINDS[type(value)] if (number := kinds.get(kind)) is not None)
-
-
-def _below(part: AvroType) -> AvroKind:
-    return AvroKind(part.plain if isinstance(part.plain, str) else part.plain["type"])
-
-
-_KINDS: Mapping[type, tuple[AvroKind, ...]] = {
-    bool: (AvroKind.BOOLEAN,),
-    int: (AvroKind.LONG, AvroKind.INT),
-    float: (AvroKind.DOUBLE, AvroKind.FLOAT),
-    bytes: (AvroKind.BYTES,),
-    str: (AvroKind.STRING,),
-    list: (AvroKind.ARRAY,),
-    dict: (AvroKind.MAP,),
-}
-"""What fastavro's values may be, where a union has them without a name."""
 
 
 def _arrays(values: Sequence[Any], kind: Any, element: _Column) -> pa.Array:

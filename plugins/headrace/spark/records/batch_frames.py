@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from headrace.batch.manifest import Manifest
@@ -19,6 +19,7 @@ from headrace.clock import time_text
 from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import Failure, HeadraceError
 from headrace.spark.attempts.batch_plan import load_manifests
+from headrace.spark.attempts.readers import BatchReaders
 from headrace.spark.outputs.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation
 from headrace.spark.records.decoding import DecodedInput, RecordDecoding, decode_input
 from headrace.spark.records.transforms import STATE_FRAMES, apply_transform, load_transform, takes
@@ -49,13 +50,19 @@ class ReadAgainError(HeadraceError):
 
 
 def read_inputs(
-    spark: SparkSession, stream: Stream, origins: Sequence[BatchOrigin], partitions: int | None = None
+    spark: SparkSession,
+    stream: Stream,
+    origins: Sequence[BatchOrigin],
+    partitions: int | None = None,
+    *,
+    first_run: bool = False,
 ) -> dict[str, DecodedInput]:
     """Every input of the stream, by id, with the records of all these batches, each once.
 
     Args:
         origins: the batches, from ``ledger.batches.origins``; if there are none, the frames are empty.
         partitions: about how many tasks read an input; by default `parallelism`.
+        first_run: see `headrace.kept_values.KeptValues`.
     """
     copies = CopySettings.of(stream.storage)
     return {
@@ -64,6 +71,7 @@ def read_inputs(
             source,
             partial(read_records, spark, source, origins, partitions=partitions, copies=copies),
             stream.folder_url,
+            first_run=first_run,
         )
         for source in stream.inputs
     }
@@ -122,8 +130,10 @@ def refuse_reading_again(source: Input, manifest_uris: Sequence[str]) -> None:
 class BatchInputs:
     """The inputs of an attempt, by the batches that an output reads. Each set of batches is read once."""
 
-    def __init__(self, attempt: BatchAttempt) -> None:
+    def __init__(self, attempt: BatchAttempt, *, pins: bool = True) -> None:
+        """``pins``: whether the schemas that a registry's records are read by are recorded with the batch."""
         self._attempt = attempt
+        self._pins = pins
         self._inputs: dict[Origins, dict[str, DecodedInput]] = {}
         self._incarnations: dict[Origins, BatchIncarnations] = {}
         self._undecodable: dict[Origins, tuple[int, dict[str, DataFrame]]] = {}
@@ -131,9 +141,18 @@ class BatchInputs:
     def of(self, origins: Origins) -> dict[str, DecodedInput]:
         """Every input, by id, with its records of these batches."""
         if origins not in self._inputs:
-            attempt = self._attempt
-            self._inputs[origins] = read_inputs(attempt.spark, attempt.stream, origins, attempt.partitions)
+            attempt, readers = self._attempt, self.readers
+            self._inputs[origins] = read_inputs(
+                attempt.spark, readers.stream, origins, attempt.partitions, first_run=readers.first_run
+            )
         return self._inputs[origins]
+
+    @cached_property
+    def readers(self) -> BatchReaders:
+        """The schemas by which the batch's records are read. Raises as `BatchReaders.of` does."""
+        attempt = self._attempt
+        claim = attempt.claim if self._pins else None
+        return BatchReaders.of(attempt.context, attempt.batch_time_ms, claim=claim, report=attempt.report)
 
     def decoded(self, origins: Origins) -> dict[str, DataFrame]:
         """The inputs with decoded keys and values, as the user's functions get them."""
@@ -325,7 +344,9 @@ def sends_blocks(stream: Stream, plan: OutputPlan) -> bool:
 def sends_bytes(stream: Stream, output: Output) -> bool:
     """Whether the output gets the bytes of values that no transform changes, and not what a decoder makes of them."""
     decoders = [source.value_decoder for source in stream.inputs]
-    return output.sends_bytes and (not output.writes_json or all(decoder.bytes_are_json for decoder in decoders))
+    return output.sends_bytes and (
+        not output.writes_json or all(decoder.bytes_are_json and not decoder.is_framed for decoder in decoders)
+    )
 
 
 def sends_records(stream: Stream, output: Output) -> bool:

@@ -27,9 +27,6 @@ REASON = "undecodable_reason"
 RAW_KEY = "raw_key"
 RAW_VALUE = "raw_value"
 
-KEPT_FOLDER = "kept"
-"""The folder of what decoders keep, in the folder of the stream. Nothing deletes it, as nothing knows who reads it."""
-
 _RAW = {"key": RAW_KEY, "value": RAW_VALUE}
 # A classic session's observation is complete a few milliseconds after the query, since Spark's listeners make it.
 _OBSERVATION_SECONDS = 1.0
@@ -65,7 +62,7 @@ class TaskDecoder:
     """How tasks decode a column: the class as "module:Class", the type of the values, and keyword arguments.
 
     ``kept_url``: the folder of the values that the class keeps; None if it keeps none. ``beside``: the columns beside
-    the value. ``reads``: the columns of the record that the class gets.
+    the value. ``reads``: the columns of the record that the class gets. ``first_run``: see `KeptValues`.
     """
 
     reference: str
@@ -74,6 +71,7 @@ class TaskDecoder:
     kept_url: str | None = None
     beside: tuple[StructField, ...] = ()
     reads: tuple[str, ...] = ()
+    first_run: bool = False
 
     @property
     def made(self) -> DataType:
@@ -96,9 +94,9 @@ class TaskDecoder:
             ) from error
         keywords = dict(self.keywords)
         if self.kept_url is not None:
-            from headrace.spark.records.kept_values import KeptValues
+            from headrace.kept_values import KeptValues
 
-            keywords["kept"] = KeptValues(self.kept_url)
+            keywords["kept"] = KeptValues(self.kept_url, first_run=self.first_run)
         return kind(arrow_type(self.made), time_zone=time_zone, **keywords)
 
 
@@ -125,10 +123,12 @@ class RecordDecoding:
     keep_bytes: Literal["all", "undecodable"] | None = "undecodable"
 
     @classmethod
-    def of(cls, source: Input, spark: SparkSession, folder_url: str) -> RecordDecoding | None:
+    def of(
+        cls, source: Input, spark: SparkSession, folder_url: str, *, first_run: bool = False
+    ) -> RecordDecoding | None:
         """The decoding of an input's records; None if its decoders accept any bytes. ``folder_url``: the stream's.
 
-        Raises UnknownTimeZoneError.
+        Raises UnknownTimeZoneError, and SchemaNotKnownError if a decoder has a `question` without an answer.
         """
         named = {"key": source.key_decoder, "value": source.value_decoder}
         decoders = {
@@ -136,9 +136,10 @@ class RecordDecoding:
                 decoder.decodes,
                 _column_type(decoder.column),
                 decoder.keywords,
-                f"{folder_url}/{KEPT_FOLDER}/{decoder.kind}" if decoder.keeps else None,
+                decoder.kept_url(folder_url) if decoder.keeps else None,
                 _columns_beside(decoder.beside),
                 decoder.reads,
+                first_run,
             )
             for name, decoder in named.items()
             if decoder.decodes is not None
@@ -291,8 +292,10 @@ class DecodedInput:
         return self.undecodable.count()
 
 
-def decode_input(spark: SparkSession, source: Input, read: Reader, folder_url: str) -> DecodedInput:
-    """Read an input's records with its decoders. ``folder_url``: the stream's.
+def decode_input(
+    spark: SparkSession, source: Input, read: Reader, folder_url: str, *, first_run: bool = False
+) -> DecodedInput:
+    """Read an input's records with its decoders. ``folder_url``: the stream's. ``first_run``: see `KeptValues`.
 
     A null stays null: a tombstone is not a decoding error. JSON must be one object that fits the schema exactly
     (``JsonObjects``); a missing field is null, an additional field is dropped.
@@ -301,7 +304,7 @@ def decode_input(spark: SparkSession, source: Input, read: Reader, folder_url: s
 
     from headrace.spark.records.record_columns import RECORD_SCHEMA
 
-    decoding = RecordDecoding.of(source, spark, folder_url)
+    decoding = RecordDecoding.of(source, spark, folder_url, first_run=first_run)
     if decoding is None:
         return DecodedInput(read())
     observations = tuple(_observation(spark) for _ in range(2))

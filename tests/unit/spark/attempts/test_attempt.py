@@ -23,6 +23,7 @@ from headrace.spark.attempts.attempt import run_attempt
 from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.attempts.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
 from headrace.spark.attempts.failures import AttemptFailedError
+from headrace.spark.attempts.readers import BatchReaders
 from headrace.spark.termination import Terminated
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
@@ -31,8 +32,8 @@ OUTPUTS = ("first", "second", "third")
 
 
 class Inputs:
-    def __init__(self, *_: Any) -> None:
-        pass
+    def __init__(self, attempt: BatchAttempt) -> None:
+        self.readers = BatchReaders(attempt.stream)
 
     def undecodable(self, _: Any) -> tuple[int, dict[str, Any]]:
         return 0, {}

@@ -20,13 +20,16 @@ class KeptValues:
     later attempt.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, first_run: bool = False) -> None:
         """``url``: the folder, as `open_storage` takes it."""
-        self._url = url
+        self.url = url
+        self.first_run = first_run
+        """Whether the batch runs for the first time. A decoder may then ask whether what it looks up is still the same;
+        later runs take what is kept."""
 
     @cached_property
     def _storage(self) -> LogStorage:
-        return open_storage(self._url)
+        return open_storage(self.url)
 
     def get(self, name: str) -> bytes | None:
         """The value of this name; None if none was kept.
@@ -39,6 +42,10 @@ class KeptValues:
             return self._storage.read(_checked(name))
         except StoredFileMissingError:
             return None
+
+    def names(self, prefix: str) -> list[str]:
+        """The names that begin with this, sorted. Raises as `get`."""
+        return sorted(path for path in self._storage.paths() if path.startswith(_checked(prefix)))
 
     def keep(self, name: str, value: bytes) -> bytes:
         """Keep the value, unless the name has one already; return the one that is kept, which is durable.

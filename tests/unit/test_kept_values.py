@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.spark.records.kept_values import KeptValues
+from headrace.kept_values import KeptValues
 
 
 def test_a_value_is_kept_for_later_objects(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Schema registries with Confluent's API: the client, the frame around values, and the schemas that a stream keeps."""
