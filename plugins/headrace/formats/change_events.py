@@ -5,7 +5,8 @@ It needs no library. Spark's tasks turn the values by it (``headrace.spark.recor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -40,6 +41,20 @@ def beside(row: str) -> str:
         f"op STRING, position BIGINT, before {row}, changed_at TIMESTAMP, source STRUCT<{source}>, "
         "transaction STRUCT<id: STRING, total_order: BIGINT, data_collection_order: BIGINT>"
     )
+
+
+def row_columns(columns: Sequence[tuple[str, str]]) -> str | None:
+    """The type in DDL of the rows within decoded events that have these columns (names and types).
+
+    Events are envelopes, or rows in flattened form. None: they are neither.
+    """
+    types = dict(columns)
+    if "op" in types and "after" in types:
+        return types["after"]
+    row = [(name, kind) for name, kind in columns if not name.startswith("__")]
+    if not row or len(row) == len(columns):
+        return None
+    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in row)
 
 
 class Meaning(StrEnum):
@@ -131,6 +146,7 @@ def _is_whole(scale: Any) -> bool:
     return isinstance(scale, str | int) and str(scale).removeprefix("-").isdecimal() and abs(int(scale)) < _MOST_SCALED
 
 
+_QUOTED = re.compile(r'"(\d+)"')
 MYSQL_ROWS, MYSQL_BYTES, MYSQL_FILES = 1 << 11, 1 << 32, 1 << 20
 _MOST = (1 << 63) - 1
 
@@ -138,10 +154,12 @@ _MOST = (1 << 63) - 1
 def position(op: str | None, source: Mapping[str, Any]) -> int | None:
     """The source's position as a number that grows with every change of a row; None if there is none that does.
 
-    PostgreSQL: the position in the write-ahead log (LSN); that of a snapshot's row is one less, as the first change
-    after the snapshot may be at the very position of it. MySQL and MariaDB: the number of the binlog file, the position
-    and the row in it. MongoDB: the seconds and the ordinal of the cluster's time, outside of transactions. In SQL
-    Server and Oracle a position has more than 63 bits, or is that of several changes of a row.
+    PostgreSQL: the position in the write-ahead log (LSN). That of a snapshot's row is one less, as the first change
+    after the snapshot may be at the very position of it. A change that was written before a snapshot and committed
+    after it is below the snapshot's rows, and the pair ``sequence`` does not order them either. MySQL and MariaDB: the
+    number of the binlog file, the position and the row in it. MongoDB: the seconds and the ordinal of the cluster's
+    time, outside of transactions. In SQL Server and Oracle a position has more than 63 bits, or is that of several
+    changes of a row.
     """
     given = _POSITIONS.get(str(source.get("connector")))
     number = None if given is None else given(op, source)
@@ -149,7 +167,8 @@ def position(op: str | None, source: Mapping[str, Any]) -> int | None:
 
 
 def _postgres(op: str | None, source: Mapping[str, Any]) -> int | None:
-    lsn = _number(source.get("lsn"))
+    # A row of an incremental snapshot has its position in the sequence only: the last commit, and the position.
+    lsn = _number(source.get("lsn")) or _number((_QUOTED.findall(str(source.get("sequence"))) or [None])[-1])
     return None if not lsn else lsn - (op == "r")
 
 

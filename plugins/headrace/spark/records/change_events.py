@@ -63,6 +63,7 @@ class _Source(msgspec.Struct, gc=False):
     ts_ms: _Number = None
     ts_us: _Number = None
     lsn: _Number = None
+    sequence: str | None = None
     file: str | None = None
     pos: _Number = None
     row: _Number = None
@@ -70,7 +71,7 @@ class _Source(msgspec.Struct, gc=False):
     txnNumber: _Number = None  # noqa: N815
 
 
-_SOURCE_FIELDS = _Source.__struct_fields__
+SOURCE_FIELDS = _Source.__struct_fields__
 _NO_SOURCE = _Source()
 
 
@@ -256,14 +257,14 @@ class ChangeEvents:
             "before": self._rows.array(befores, schemas, "before", refused),
             "op": pa.array(ops, pa.string()),
         }
-        _refuse_unsent(made["value"], refused)
+        refuse_unsent(made["value"], refused)
         held = [_NO_SOURCE if source is None else source for source in sources]
         of_source = (
-            dict(zip(_SOURCE_FIELDS, zip(*map(attrgetter(*_SOURCE_FIELDS), held), strict=True), strict=True))
+            dict(zip(SOURCE_FIELDS, zip(*map(attrgetter(*SOURCE_FIELDS), held), strict=True), strict=True))
             if held
-            else {name: () for name in _SOURCE_FIELDS}
+            else {name: () for name in SOURCE_FIELDS}
         )
-        made |= _columns_of_source(of_source, ops, positioned, times, [source is not None for source in sources])
+        made |= columns_of_source(of_source, ops, positioned, times, [source is not None for source in sources])
         made["transaction"] = _transactions(transactions)
         absent = np.array([event is None for event in events], bool)
         absent[list(refused)] = True
@@ -274,7 +275,7 @@ class ChangeEvents:
 _NOTHING = _Event(None)
 
 
-def _refuse_unsent(rows: pa.StructArray, refused: dict[int, str]) -> None:
+def refuse_unsent(rows: pa.StructArray, refused: dict[int, str]) -> None:
     """Refuse rows of which the database did not send a value: a document without it would not be the row."""
     for field, column in zip(rows.type, rows.flatten(), strict=True):
         kind, held = field.type, column
@@ -295,7 +296,7 @@ def _refuse_unsent(rows: pa.StructArray, refused: dict[int, str]) -> None:
             )
 
 
-def _columns_of_source(
+def columns_of_source(
     of: Mapping[str, Sequence[Any]],
     ops: Sequence[Any],
     positioned: Sequence[bool],
@@ -311,7 +312,7 @@ def _columns_of_source(
     source = pa.StructArray.from_arrays(
         texts, names=list(SOURCE), mask=pa.array([not there for there in present], pa.bool_())
     )
-    names = ("connector", "lsn", "file", "pos", "row", "ts_ms", "ord", "txnNumber")
+    names = ("connector", "lsn", "sequence", "file", "pos", "row", "ts_ms", "ord", "txnNumber")
     positions = [
         position(op, dict(zip(names, given, strict=True))) if may else None
         for op, may, *given in zip(ops, positioned, *(of[name] for name in names), strict=True)
@@ -483,7 +484,7 @@ class _Reader:
         said |= {name.removeprefix("source_"): text for name, text in said.items() if name.startswith("source_")}
         deleted, op = said.get("deleted"), said.get("op")
         row = self._row(payload)
-        source = _Source(**{name: text for name, text in said.items() if name in _SOURCE_FIELDS})
+        source = _Source(**{name: text for name, text in said.items() if name in SOURCE_FIELDS})
         if source.connector is None:
             source.connector = "postgresql" if source.lsn is not None else "mysql" if source.file is not None else None
         self._flat = True
@@ -508,7 +509,7 @@ class _Reader:
 
     def _envelope_of_cloud(self, fields: Mapping[str, Any], schema: int, said: Mapping[str, str | None]) -> _Event:
         before, after = (self._row(fields.get(part)) for part in ("before", "after"))
-        source = _Source(**{name: said.get(name.replace("_", "").lower()) for name in _SOURCE_FIELDS})
+        source = _Source(**{name: said.get(name.replace("_", "").lower()) for name in SOURCE_FIELDS})
         transaction = (
             _Transaction(said["txid"], said.get("txtotalorder"), said.get("txdatacollectionorder"))
             if "txtotalorder" in said

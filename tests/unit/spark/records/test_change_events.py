@@ -276,7 +276,7 @@ class TestPositions:
         [
             ("u", postgres(2**62), 2**62),
             ("r", postgres(40), 39),
-            ("c", postgres(0), None),
+            ("c", {"connector": "postgresql", "lsn": 0}, None),
             ("c", {"connector": "postgresql", "lsn": None}, None),
             ("c", mysql("mysql-bin.000003", 484, 2), (3 << 43) + (484 << 11) + 2),
             ("c", mysql("mysql-bin.1048575", 2**32 - 1, 2047), 2**63 - 1),
