@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from confluent_kafka import KafkaException
 
+from headrace.batch.readers import ask_reader
 from headrace.connections import CONNECTION_PREFIX
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
@@ -23,6 +24,7 @@ from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.topics import AdminQuestions, TopicWatch
 from headrace.ledger import Ledger
 from headrace.receiver.receiver import check_receiver_class
+from headrace.registry.client import Registry, SubjectUnknownError
 from headrace.stream import (
     ElasticsearchOutput,
     Input,
@@ -71,6 +73,7 @@ def check_connections(stream: Stream) -> Iterator[Checked]:
     yield check_storage(stream)
     for _, part in stream.parts:
         yield from check_part(part)
+    yield from check_schemas(stream)
     yield from check_shared_indices(stream)
 
 
@@ -133,6 +136,38 @@ def check_parquet(output: ParquetOutput) -> Iterator[Checked]:
 def check_folder(name: str, url: str) -> Checked:
     """Whether a folder, or a store, can be written to and read from. ``name``: the name of the result."""
     return _checked(name, url, lambda: _write_and_read(url))
+
+
+def check_schemas(stream: Stream) -> Iterator[Checked]:
+    """Whether the schema registries of the decoders answer, and have the schemas of their columns. Nothing is recorded.
+
+    What a check says has the columns, and how they differ from those of the last batch.
+    """
+    for source in stream.inputs:
+        for field, decoder in source.decoders.items():
+            if decoder.is_framed:
+                yield _schema_checked(stream, source, field)
+
+
+def _schema_checked(stream: Stream, source: Input, field: str) -> Checked:
+    part, name = field.removesuffix("_decoder"), f"input {source.id}"
+    question = source.decoders[field].question
+    try:
+        asked = ask_reader(stream, source, field, how="ask")
+        if question is None:
+            (connection,) = source.decoders[field].connection_ids
+            registry = Registry.of(connection)
+            with contextlib.suppress(SubjectUnknownError):
+                # It need not have one: the schema of the columns is the definition's own.
+                registry.version(f"{source.topic_names[0] if source.topic_names else source.id}-{part}")
+            return Checked(name, f"the schema registry {registry.url} for the {part}: {asked.decoder.column}")
+    except HeadraceError as error:
+        where = f"the schema registry of connection {question.registry}" if question else "its schema registry"
+        return Checked(name, f"{where} for the {part}", error.what, error.remedy)
+    reader = asked.reader
+    of = f"version {reader.version} of subject {reader.subject} for the {part}: " if reader is not None else ""
+    changed = f"; since the last batch {', '.join(asked.differences)}" if asked.differences else ""
+    return Checked(name, f"{of}{asked.decoder.column}{changed}")
 
 
 def check_shared_indices(stream: Stream) -> Iterator[Checked]:

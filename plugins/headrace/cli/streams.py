@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -398,7 +399,26 @@ def check(
     elif as_json:
         typer.echo(stream.to_json())
     else:
+        for line in _columns(stream):
+            echo(line)
         echo(f"Stream {stream.name} can run.")
+
+
+def _columns(stream: Stream) -> Iterator[str]:
+    """The columns of decoded keys and values."""
+    from headrace.batch.readers import last_read_by
+    from headrace.stream.decoders import SchemaNotKnownError
+
+    for source in stream.inputs:
+        read_by = last_read_by(stream, source) if stream.storage.is_local else source
+        for field, decoder in read_by.decoders.items():
+            if decoder.decodes is None:
+                continue
+            try:
+                columns = decoder.column + (f"; beside it {decoder.beside}" if decoder.beside else "")
+            except SchemaNotKnownError:
+                columns = "columns of a schema registry, which --connect asks"
+            yield f"Input {source.id}, {field.removesuffix('_decoder')}: {columns}"
 
 
 def _check_connections(stream: Stream, *, as_json: bool) -> None:

@@ -89,21 +89,23 @@ class KeptSchemas:
         what = f"version {version} of subject {subject!r}"
         return self._same(name, what, ask=False, question=lambda registry: registry.version(subject, version))
 
-    def newest(self, subject: str) -> tuple[RecordedReader, RecordedReader | None]:
-        """The newest version of a subject, which is recorded, and the one that was recorded before, if it is another.
+    def newest(
+        self, subject: str, *, record: bool = True
+    ) -> tuple[RecordedReader, RegisteredSchema, RecordedReader | None]:
+        """The newest version of a subject, its schema, and the version that was recorded before, if it is another.
 
-        Raises as `Registry.version` and `KeptValues.get` do.
+        ``record``: whether it is recorded. Raises as `Registry.version` and `KeptValues.get` do.
         """
         found = self._open(self._connection_id).version(subject)
-        new = RecordedReader(subject, found.version or 0, self._keep(found))
+        new = RecordedReader(subject, found.version or 0, self.keep(found) if record else _kept_as(found)[0])
         while True:
             number, last = self._last_recorded(subject)
             if last == new:
-                return new, None
+                return new, found, None
             name = f"reader-{self._digest}-{_digest(subject)}-{number + 1:06}"
             value = json.dumps(new.to_json()).encode()
-            if self._kept.keep(name, value) == value:
-                return new, last
+            if not record or self._kept.keep(name, value) == value:
+                return new, found, last
 
     def recorded(self, subject: str) -> RecordedReader | None:
         """The version of a subject that was recorded last; None if no batch has begun with one."""
@@ -128,7 +130,7 @@ class KeptSchemas:
         if known is not None and not ask:
             return self.of_digest(known.decode())
         found = question(self._open(self._connection_id))
-        sha256 = self._keep(found)
+        sha256 = self.keep(found)
         before = self._kept.keep(name, sha256.encode()).decode()
         if before == sha256 or (kept := self.of_digest(before)).schema.same_as(found.schema):
             # It may be written in another way by another version of the registry.
@@ -141,9 +143,9 @@ class KeptSchemas:
             "the decoder: ids of both are then told apart.",
         )
 
-    def _keep(self, found: RegisteredSchema) -> str:
-        data = json.dumps({"format": found.format, "text": found.schema.to_json()}, separators=(",", ":")).encode()
-        sha256 = hashlib.sha256(data).hexdigest()
+    def keep(self, found: RegisteredSchema) -> str:
+        """Keep a schema; returns the digest under which it is kept."""
+        sha256, data = _kept_as(found)
         self._kept.keep(f"schema-{sha256}", data)
         return sha256
 
@@ -154,6 +156,12 @@ class KeptSchemas:
         data = self._kept.get(names[-1])
         reader = None if data is None else RecordedReader(**json.loads(data))
         return int(names[-1].rpartition("-")[2]), reader
+
+
+def _kept_as(found: RegisteredSchema) -> tuple[str, bytes]:
+    """The digest and the bytes under which a schema is kept."""
+    data = json.dumps({"format": found.format, "text": found.schema.to_json()}, separators=(",", ":")).encode()
+    return hashlib.sha256(data).hexdigest(), data
 
 
 def _digest(text: str) -> str:

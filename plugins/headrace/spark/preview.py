@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import parquet
 
+from headrace.batch.readers import BatchReaders
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.batches.tables import Attempt, BatchRow
@@ -32,7 +33,6 @@ from headrace.spark.attempts.batch_plan import (
     origins_of,
     plan_outputs,
 )
-from headrace.spark.attempts.readers import BatchReaders
 from headrace.spark.outputs.documents import PreviewedDocument, lacks_incarnation, preview_documents
 from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, read_records, sharing_frames
 from headrace.spark.records.decoding import RAW_KEY, RAW_VALUE, REASON, Reader, RecordDecoding

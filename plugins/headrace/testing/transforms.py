@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from headrace.batch.readers import last_read_by
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import DocumentIdKind
@@ -105,6 +106,8 @@ def run_transform(
         TransformTestError: there is no such input.
         TransformError: the transform's parameters do not fit the inputs, or it does not return what the outputs need.
         StreamDefinitionError: the transform cannot be imported.
+        SchemaNotKnownError: a decoder's columns come from a schema registry, and no batch of the stream has run here.
+            Give the decoder ``schema_text`` for the test.
     """
     check_transform(stream)
     batch_time_ms = int(batch_time.timestamp() * 1000)
@@ -115,7 +118,7 @@ def run_transform(
     inputs = {
         source.id: decode_input(
             spark,
-            source,
+            last_read_by(stream, source),
             partial(_read, spark.createDataFrame(tables[source.id]).to(SPARK_SCHEMA)),
             stream.folder_url,
         )

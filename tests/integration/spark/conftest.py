@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from tests.integration.spark.application import Application, new_application
 from headrace.batch.allocation import allocate
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.connections import FILE_VARIABLE, variable_name
 from headrace.ledger import Ledger
 from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.receiving.tables import ReceiverLease
@@ -250,7 +253,24 @@ def make_records() -> Callable[..., pa.RecordBatch]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Defines a connection for this process and for Spark's workers; returns its new id."""
+    path, defined = tmp_path_factory.mktemp("connections") / "connections.json", {}
+
+    def define(**fields: Any) -> str:
+        connection_id = f"connection_{uuid.uuid4().hex[:8]}"
+        defined[variable_name(connection_id)] = json.dumps(fields)
+        path.write_text(json.dumps(defined))
+        return connection_id
+
+    # Before the session: its workers have the environment that its JVM began with.
+    os.environ[FILE_VARIABLE] = str(path)
+    yield define
+    del os.environ[FILE_VARIABLE]
+
+
+@pytest.fixture(scope="session")
+def spark(connections: Callable[..., str]) -> Iterator[SparkSession]:
     """A classic session, shared: leave its settings as they were."""
     session = classic_session("headrace tests", master="local[2]", conf={"spark.ui.enabled": "false"})
     yield session

@@ -520,3 +520,26 @@ def test_an_abandoned_batch_fences_all_its_attempts(two: Batches) -> None:
     for attempt in attempts:
         with pytest.raises(AttemptFencedError):
             two.attempts.renew(attempt)
+
+
+def test_a_fact_of_a_batch_holds_for_all_its_attempts(two: Batches) -> None:
+    """Those of other outputs, and later ones; and it is a count, by which a rebuilt ledger knows it."""
+    first, second = two.begin("index"), two.begin("files")
+    assert two.attempts.pin(first, "readers", {"a": 1}) == {"a": 1}
+    assert two.attempts.pin(second, "readers", {"a": 2, "b": 3}) == {"a": 1, "b": 3}
+    assert two.attempts.pinned("flights", T1, "readers") == {"a": 1, "b": 3}
+    assert two.attempts.pinned("flights", T2, "readers") == {}
+    for attempt in (first, second):
+        two.finish(attempt)
+    counted = two.begin("index", at=T2)
+    two.ledger.attempts.record_output(counted, "index", {"readers": {"a": 7}})
+    two.attempts.complete(counted)
+    assert two.attempts.pinned("flights", T2, "readers") == {"a": 7}
+    assert two.attempts.pin(two.begin("files", at=T2), "readers", {"a": 8}) == {"a": 7}
+
+
+def test_a_fenced_attempt_records_no_fact(two: Batches) -> None:
+    former = two.begin("index")
+    two.begin("index")
+    with pytest.raises(AttemptFencedError):
+        two.attempts.pin(former, "readers", {"a": 1})

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.stream.ddl_texts import REFUSED, TAKEN
 
 from headrace.stream import JsonDecoder, State
-from headrace.stream.ddl import Column, ColumnType, parse_columns
+from headrace.stream.ddl import Column, ColumnType, column_differences, parse_columns
 from headrace.stream.model import StreamDefinitionError
 
 
@@ -53,3 +53,20 @@ def test_columns_that_are_no_text_are_refused_with_an_example(given: object) -> 
         JsonDecoder(fields=given)  # type: ignore[arg-type]
     with pytest.raises(StreamDefinitionError, match=wanted):
         State(update="code:update", fields=given, keys="word")  # type: ignore[arg-type]
+
+
+def test_what_differs_between_columns_is_said_in_words() -> None:
+    before = "id INT, gone STRING, at STRUCT<x: INT, y: INT>, tags ARRAY<STRING>"
+    after = "id BIGINT, at STRUCT<x: INT, z: INT>, tags ARRAY<INT>, new MAP<STRING, INT>"
+    assert column_differences(before, after) == [
+        "at.z is new (INT)",
+        "new is new (MAP)",
+        "new[0] is new (STRING)",
+        "new[1] is new (INT)",
+        "gone is gone",
+        "at.y is gone",
+        "id was INT and is BIGINT",
+        "tags[] was STRING and is INT",
+    ]
+    assert column_differences("STRING", "STRING") == []
+    assert column_differences(before, before) == []

@@ -29,6 +29,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.batch.places import newest_place
+from headrace.batch.readers import READERS
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, INTERRUPTED, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
@@ -42,7 +43,6 @@ from headrace.spark.attempts.failures import (
     failure_of,
     reason_of,
 )
-from headrace.spark.attempts.readers import READERS
 from headrace.spark.outputs.writer import BlockWriter, Counts, WrittenBatch, writer_of
 from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, blocks_of, sends_blocks, sharing_frames
 from headrace.spark.records.transforms import code_version, tried_with

@@ -17,7 +17,6 @@ from headrace.kept_values import KeptValues
 from headrace.ledger.states import EventKind
 from headrace.registry.client import RegisteredSchema
 from headrace.registry.schemas import KeptSchemas, RecordedReader
-from headrace.spark.outputs.writer import WARNING
 from headrace.stream.ddl import column_differences
 
 if TYPE_CHECKING:
@@ -53,9 +52,9 @@ class BatchReaders:
         batch_time_ms: int,
         *,
         claim: Attempt | None = None,
-        report: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> BatchReaders:
-        """The readers of a batch. With the ``claim`` of an attempt they are recorded, and what has changed is reported.
+        """The readers of a batch. With the ``claim`` of an attempt they are recorded, and changed columns are told.
 
         Raises:
             RegistryUnavailableError, RegistryRefusedError, SubjectUnknownError: the registry does not give a schema
@@ -78,19 +77,91 @@ class BatchReaders:
             sources = tuple(map(choice.resolved, stream.inputs))
         for change in choice.changes:
             context.ledger.events.append(context.name, EventKind.SCHEMA_CHANGED, change, batch_time_ms=batch_time_ms)
-            report(
-                f"{WARNING}the columns of {change['decoder']} have changed with version {change['version']} of subject "
+            warn(
+                f"the columns of {change['decoder']} have changed with version {change['version']} of subject "
                 f"{change['subject']!r}: {', '.join(change['differences'])}"
             )
         first_run = not target and context.ledger.batches.get(context.name, batch_time_ms).steps is None
         return cls(stream.model_copy(update={"inputs": sources}), choice.taken, first_run)
 
 
+@dataclass(frozen=True)
+class AskedReader:
+    """What a schema registry says of a decoder's columns.
+
+    ``decoder`` has its columns. ``reader`` is None if the definition has a schema of its own. ``before``: the version
+    that the last batch began with, if it is another. ``differences``: of the columns, in words.
+    """
+
+    decoder: DecoderDefinition
+    reader: RecordedReader | None = None
+    before: RecordedReader | None = None
+    differences: tuple[str, ...] = ()
+
+
+def ask_reader(
+    stream: Stream,
+    source: Input,
+    field_name: str,
+    *,
+    pinned: Mapping[str, Any] | None = None,
+    how: Literal["record", "ask", "recorded"] = "record",
+) -> AskedReader:
+    """The reader of a decoder of an input, by the field that has it.
+
+    Args:
+        pinned: the fact of `READERS` that is recorded with a batch.
+        how: of a definition that leaves the version open: record the newest one, only ask for it, or take the one that
+            was recorded last, without a registry.
+
+    Raises as `BatchReaders.of` does, and SchemaNotKnownError if none was recorded.
+    """
+    decoder = source.decoders[field_name]
+    part: Literal["key", "value"] = "key" if field_name == "key_decoder" else "value"
+    question = decoder.question
+    if question is None:
+        return AskedReader(decoder.with_reader(None, part))
+    subject = question.subject or f"{source.topic_names[0]}-{part}"
+    kept = KeptSchemas(KeptValues(decoder.kept_url(stream.folder_url)), question.registry)
+    before = None
+    if question.version is not None:
+        found = kept.of_version(subject, question.version)
+        reader = RecordedReader(subject, question.version, kept.keep(found))
+    elif pinned is not None and (pinned.get("subject"), pinned.get("registry")) == (subject, question.registry):
+        reader = RecordedReader(subject, pinned["version"], pinned["sha256"])
+        found = kept.of_digest(reader.sha256)
+    elif how == "recorded":
+        known = kept.recorded(subject)
+        if known is None:
+            return AskedReader(decoder)
+        reader, found = known, kept.of_digest(known.sha256)
+    else:
+        reader, found, before = kept.newest(subject, record=how == "record")
+    made = _with_reader(decoder, found, part, question, f"version {reader.version} of subject {subject!r}")
+    former = None if before is None else _column_by(decoder, kept, before, part)
+    differences = () if former is None else tuple(column_differences(former, made.column))
+    return AskedReader(made, reader, before, differences)
+
+
+def last_read_by(stream: Stream, source: Input) -> Input:
+    """The input with the columns that its last batch had, as they were recorded: no registry is asked. A decoder whose
+    columns no batch has had yet stays as it is.
+
+    Raises KeptSchemaMissingError, ReaderUnfitError, and as `KeptValues.get` does.
+    """
+    changes = {
+        name: ask_reader(stream, source, name, how="recorded").decoder
+        for name, decoder in source.decoders.items()
+        if decoder.is_framed
+    }
+    return source.model_copy(update=changes) if changes else source
+
+
 class _Choice:
     """Chooses the readers of the decoders. ``known``: those that are recorded with the batch."""
 
     def __init__(self, stream: Stream, known: Mapping[str, Any]) -> None:
-        self._folder_url = stream.folder_url
+        self._stream = stream
         self._known = known
         self.changes: list[dict[str, Any]] = []
         self.taken: dict[str, Any] = {}
@@ -98,38 +169,25 @@ class _Choice:
 
     def resolved(self, source: Input) -> Input:
         """The input with decoders whose columns are known."""
-        changes: dict[str, DecoderDefinition] = {}
-        for name, decoder in source.decoders.items():
-            if decoder.is_framed:
-                part: Literal["key", "value"] = "key" if name == "key_decoder" else "value"
-                changes[name] = self._resolved(f"{source.id}.{name}", source, decoder, part)
+        changes = {
+            name: self._resolved(f"{source.id}.{name}", source, name)
+            for name, decoder in source.decoders.items()
+            if decoder.is_framed
+        }
         return source.model_copy(update=changes) if changes else source
 
-    def _resolved(
-        self, where: str, source: Input, decoder: DecoderDefinition, part: Literal["key", "value"]
-    ) -> DecoderDefinition:
-        question = decoder.question
-        if question is None:
-            return decoder.with_reader(None, part)
-        subject = question.subject or f"{source.topic_names[0]}-{part}"
-        kept = KeptSchemas(KeptValues(decoder.kept_url(self._folder_url)), question.registry)
-        if question.version is not None:
-            found = kept.of_version(subject, question.version)
-            return _with_reader(decoder, found, part, question, f"version {question.version} of subject {subject!r}")
-        pinned = self._known.get(where) or {}
-        if pinned.get("subject") == subject and pinned.get("registry") == question.registry:
-            reader, before = RecordedReader(subject, pinned["version"], pinned["sha256"]), None
-        else:
-            reader, before = kept.newest(subject)
-            self.new[where] = {"registry": question.registry, **reader.to_json()}
+    def _resolved(self, where: str, source: Input, name: str) -> DecoderDefinition:
+        asked = ask_reader(self._stream, source, name, pinned=self._known.get(where))
+        question, reader = source.decoders[name].question, asked.reader
+        if question is None or reader is None:
+            return asked.decoder
         self.taken[where] = {"registry": question.registry, **reader.to_json()}
-        named = f"version {reader.version} of subject {subject!r}"
-        made = _with_reader(decoder, kept.of_digest(reader.sha256), part, question, named)
-        former = None if before is None else _column_by(decoder, kept, before, part)
-        if before is not None and former is not None and (differences := column_differences(former, made.column)):
-            versions = {"subject": subject, "version_before": before.version, "version": reader.version}
-            self.changes.append({"decoder": where, **versions, "differences": differences})
-        return made
+        if question.version is None and self._known.get(where) != self.taken[where]:
+            self.new[where] = self.taken[where]
+        if asked.before is not None and asked.differences:
+            versions = {"subject": reader.subject, "version_before": asked.before.version, "version": reader.version}
+            self.changes.append({"decoder": where, **versions, "differences": list(asked.differences)})
+        return asked.decoder
 
 
 def _column_by(

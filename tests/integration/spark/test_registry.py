@@ -1,0 +1,261 @@
+"""Batches of records framed for a real schema registry: several versions, one that is gone or was set up again."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+from tests.integration.conftest import new_server_folder
+from tests.integration.spark.conftest import records
+from tests.support.avro_examples import encoded
+
+from headrace.batch.readers import READERS
+from headrace.connections import resolve
+from headrace.devstack.registry import RegistryServer
+from headrace.errors import FAILURE, Failure
+from headrace.ledger.states import EventKind
+from headrace.registry.client import (
+    Registry,
+    RegistryPathError,
+    RegistryUnavailableError,
+    SchemaUnknownError,
+    SubjectUnknownError,
+)
+from headrace.spark.preview import preview_batch
+from headrace.stream import AvroDecoder, KafkaInput, ParquetOutput, Stream
+from headrace.stream_context import StreamContext
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_data")]
+
+Define = Callable[..., str]
+
+
+def order(*fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "shop.Order", "fields": list(fields)}
+
+
+ID: Any = {"name": "id", "type": "int"}
+FIRST = order(ID)
+SECOND = order({"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None})
+THIRD = order({"name": "id", "type": "long"}, {"name": "total", "type": "double", "default": 1.5})
+UNREADABLE = order({"name": "id", "type": "string"})
+
+
+class Topic:
+    """A topic's subject in a registry, and records that are framed by its versions."""
+
+    def __init__(self, url: str) -> None:
+        self.name = f"orders-{uuid.uuid4().hex[:8]}"
+        self._client = SchemaRegistryClient({"url": url})
+
+    def register(self, schema: Any) -> int:
+        return int(self._client.register_schema(f"{self.name}-value", Schema(json.dumps(schema), "AVRO")))
+
+    def framed(self, schema: Any, **value: Any) -> bytes:
+        return framed(self.register(schema), schema, **value)
+
+    def stream(self, connection: str, folder: Path, **decoder: Any) -> dict[str, Any]:
+        """The fields of a stream that decodes the topic's values."""
+        value_decoder = AvroDecoder(registry=connection, **decoder)
+        return {
+            "inputs": KafkaInput(bootstrap_servers="127.0.0.1:1", topics=self.name, value_decoder=value_decoder),
+            "outputs": ParquetOutput(path=str(folder / "written")),
+        }
+
+
+def framed(id_: int, schema: Any, **value: Any) -> bytes:
+    return b"\x00" + id_.to_bytes(4, "big") + encoded(schema, value)
+
+
+@pytest.fixture
+def own_registry() -> Iterator[RegistryServer]:
+    """A registry that the test may stop and set up again."""
+    with new_server_folder() as folder, RegistryServer(folder / "first") as server:
+        yield server
+
+
+class Shop:
+    """A stream that decodes a topic's values by a registry, and writes them to files."""
+
+    def __init__(self, server: RegistryServer, define: Define, make: Any, folder: Path) -> None:
+        self.topic = Topic(server.url)
+        self.connection = connect(define, server.url)
+        self._folder = folder
+        self.batch = make(**self.topic.stream(self.connection, folder))
+        self._next = 0
+
+    def allocate(self, *values: bytes | None) -> int:
+        """A batch of these values; its time."""
+        self.batch.add(records(values, topic=self.topic.name, first_offset=self._next))
+        self._next += len(values)
+        return int(self.batch.allocate())
+
+    def run(self, spark: SparkSession, time_ms: int, *, force: bool = False, **decoder: Any) -> Any:
+        """Run the batch, by a changed definition if ``decoder`` has fields of one."""
+        changed = {**dict(self.batch.stream), **self.topic.stream(self.connection, self._folder, **decoder)}
+        attempt = self.batch.begin(time_ms, force=force)
+        return self.batch.run(spark, attempt, stream=Stream(**changed), out=io.StringIO())
+
+    def written(self) -> list[Any]:
+        rows: list[Any] = []
+        for file in sorted((self._folder / "written").glob("batch_time=*/*.parquet")):
+            rows += parquet.read_table(file, columns=["offset", "value"]).to_pylist()
+        return [row["value"] for row in sorted(rows, key=lambda row: row["offset"])]
+
+    def failure(self, time_ms: int) -> Any:
+        """The failure of the only attempt at a batch."""
+        (row,) = self.batch.ledger.attempts.of_batch(self.batch.stream.name, time_ms)
+        return row.attributes[FAILURE]
+
+
+@pytest.fixture
+def shop_of(connections: Define, make_batch_ledger: Any, tmp_path: Path) -> Callable[[RegistryServer], Shop]:
+    return lambda server: Shop(server, connections, make_batch_ledger, tmp_path)
+
+
+def connect(define: Define, url: str) -> str:
+    return define(conn_type="http", host=url)
+
+
+def test_versions_of_a_subject_are_read_by_the_newest(
+    spark: SparkSession, registry: RegistryServer, shop_of: Callable[..., Shop]
+) -> None:
+    shop = shop_of(registry)
+    framed_by = shop.topic.framed
+    time_ms = shop.allocate(
+        framed_by(FIRST, id=1),
+        framed_by(UNREADABLE, id="x"),
+        framed_by(SECOND, id=2, note="two"),
+        b"no frame",
+        framed_by(THIRD, id=3, total=2.5),
+        framed_by(THIRD, id=4, total=3.5)[:-1],
+        None,
+    )
+    counts = shop.run(spark, time_ms).outputs["parquet"]
+    assert shop.written() == [{"id": 1, "total": 1.5}, {"id": 2, "total": 1.5}, {"id": 3, "total": 2.5}, None]
+    assert counts["undecodable"] == 3
+    assert counts[READERS]["records.value_decoder"]["version"] == 4
+    preview = preview_batch(StreamContext(shop.batch.stream, shop.batch.ledger), time_ms, lambda: spark)
+    reasons = [record.reason for record in preview.outputs[0].undecodable_records]
+    assert "id is string where it was written, and long in the columns" in reasons[0]
+    assert "begins with the byte 110, not with 0 or 1" in reasons[1]
+    assert "it ends too early (schema " in reasons[2]
+
+
+def test_a_batch_runs_again_as_it_did_without_a_registry(
+    spark: SparkSession, own_registry: RegistryServer, shop_of: Callable[..., Shop]
+) -> None:
+    shop = shop_of(own_registry)
+    first_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
+    shop.run(spark, first_ms)
+    shop.topic.register(SECOND)
+    second_ms = shop.allocate(framed(1, FIRST, id=2))
+    shop.run(spark, second_ms)
+    after = shop.written()
+    assert after == [{"id": 1}, {"id": 2, "note": None}]
+    (event,) = shop.batch.ledger.events.latest(shop.batch.stream.name, [EventKind.SCHEMA_CHANGED])
+    assert event.batch_time_ms == second_ms
+    assert event.payload["differences"] == ["note is new (STRING)", "id was INT and is BIGINT"]
+    own_registry.stop()
+    for time_ms in (first_ms, second_ms):
+        shop.run(spark, time_ms, force=True)
+    assert shop.written() == after
+    third_ms = shop.allocate(framed(1, FIRST, id=3))
+    with pytest.raises(RegistryUnavailableError, match=f"subject '{shop.topic.name}-value'"):
+        shop.run(spark, third_ms)
+    assert shop.failure(third_ms) == Failure.PASSING
+    own_registry.start()
+    shop.run(spark, third_ms)
+    assert shop.written() == [*after, {"id": 3, "note": None}]
+
+
+def test_a_registry_that_was_set_up_again_is_refused(
+    spark: SparkSession, own_registry: RegistryServer, shop_of: Callable[..., Shop]
+) -> None:
+    shop = shop_of(own_registry)
+    first = shop.topic.framed(FIRST, id=1)
+    time_ms = shop.allocate(first)
+    shop.run(spark, time_ms)
+    own_registry.stop()
+    with new_server_folder() as folder, RegistryServer(folder, port=own_registry.port):
+        other = shop.topic.framed(SECOND, id=2, note="x")
+        assert other[:5] == first[:5]
+        second_ms = shop.allocate(other)
+        with pytest.raises(Exception, match="gives another schema for schema 1 than it did before"):
+            shop.run(spark, second_ms)
+        assert shop.failure(second_ms) == Failure.FINAL
+        # What was decoded before is decoded as it was.
+        shop.run(spark, time_ms, force=True)
+    assert shop.written() == [{"id": 1}]
+
+
+def test_an_unknown_id_fails_the_batch_until_it_is_refused(
+    spark: SparkSession, registry: RegistryServer, shop_of: Callable[..., Shop]
+) -> None:
+    shop = shop_of(registry)
+    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1), framed(2**31 - 1, FIRST, id=2))
+    with pytest.raises(Exception, match=r"has no schema 2147483647.*refused_ids"):
+        shop.run(spark, time_ms)
+    assert shop.failure(time_ms) == Failure.PASSING
+    result = shop.run(spark, time_ms, refused_ids=(2**31 - 1,))
+    assert shop.written() == [{"id": 1}]
+    assert result.outputs["parquet"]["undecodable"] == 1
+
+
+@pytest.mark.parametrize(
+    ("decoder", "wanted"),
+    [
+        ({"version": 1}, {"id": 3}),
+        ({"schema_text": json.dumps(order(ID, THIRD["fields"][1]))}, {"id": 3, "total": 1.5}),
+    ],
+)
+def test_a_definition_may_name_the_schema_of_its_columns(
+    spark: SparkSession, registry: RegistryServer, shop_of: Callable[..., Shop], decoder: Any, wanted: Any
+) -> None:
+    shop = shop_of(registry)
+    value = shop.topic.framed(FIRST, id=3)
+    shop.topic.register(SECOND)
+    shop.run(spark, shop.allocate(value), **decoder)
+    assert shop.written() == [wanted]
+
+
+def test_a_registry_that_is_asked_in_vain_says_why(registry: RegistryServer, connections: Define) -> None:
+    asked = Registry(resolve(connect(connections, registry.url)))
+    with pytest.raises(SchemaUnknownError, match="has no schema 2147483647"):
+        asked.schema(2**31 - 1)
+    with pytest.raises(SubjectUnknownError, match="has no subject 'nothing-value'"):
+        asked.version("nothing-value")
+    subject = Topic(registry.url)
+    subject.register(FIRST)
+    with pytest.raises(SubjectUnknownError, match="has no version 9 of subject"):
+        asked.version(f"{subject.name}-value", 9)
+    elsewhere = Registry(resolve(connect(connections, registry.url.replace("/apis/ccompat/v7", "/apis"))))
+    with pytest.raises(RegistryPathError, match="/apis/ccompat/v7"):
+        elsewhere.version("nothing-value")
+    with pytest.raises(RegistryUnavailableError, match="There is no answer from the schema registry"):
+        Registry(resolve(connect(connections, "http://127.0.0.1:1"))).schema(1)
+
+
+def test_references_between_schemas_are_followed(registry: RegistryServer, connections: Define) -> None:
+    client = SchemaRegistryClient({"url": registry.url})
+    unique = uuid.uuid4().hex[:8]
+    currency = {"type": "enum", "name": "shop.Currency", "symbols": ["EUR"]}
+    client.register_schema(f"currency-{unique}", Schema(json.dumps(currency), "AVRO"))
+    money = {"type": "record", "name": "shop.Money", "fields": [{"name": "currency", "type": "shop.Currency"}]}
+    of_currency = [SchemaReference("shop.Currency", f"currency-{unique}", 1)]
+    client.register_schema(f"money-{unique}", Schema(json.dumps(money), "AVRO", of_currency))
+    of_money = [SchemaReference("shop.Money", f"money-{unique}", 1)]
+    schema = order({"name": "net", "type": "shop.Money"})
+    id_ = client.register_schema(f"order-{unique}", Schema(json.dumps(schema), "AVRO", of_money))
+    found = Registry(resolve(connect(connections, registry.url))).schema(id_)
+    assert [name for name, _ in found.schema.references] == ["shop.Currency", "shop.Money"]
+    decoder = AvroDecoder(registry="any").with_reader(found.schema, "value")
+    assert decoder.column == "`net` STRUCT<`currency` STRING>"
