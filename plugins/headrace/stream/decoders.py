@@ -509,12 +509,14 @@ class DebeziumDecoder(_OfDebezium):
             yield from _ambiguous_names(stream, "fields", str(self.fields))
             return
         yield from (f"events.{text}" for text in self.events.problems(stream))
-        if self.question is not None and self.events.question == self.question:
-            return
-        try:
-            yield from _ambiguous_names(stream, "events", self.column)
-        except ValueError as error:
-            yield str(error)
+        # As long as the schema is not known, nothing is known of its columns.
+        with contextlib.suppress(SchemaNotKnownError):
+            try:
+                column = self.column
+            except ValueError as error:
+                yield str(error)
+            else:
+                yield from _ambiguous_names(stream, "events", column)
 
 
 def _as_struct(columns: str) -> str:

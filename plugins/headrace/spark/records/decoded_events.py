@@ -31,7 +31,7 @@ class DecodedEvents:
         module, _, name = events["decodes"].partition(":")
         more = {} if kept is None else {"kept": kept}
         made = getattr(importlib.import_module(module), name)
-        self._decoder = made(_arrow_type(events["columns"]), time_zone=time_zone, **more, **events["keywords"])
+        self._decoder = made(arrow_type(events["columns"]), time_zone=time_zone, **more, **events["keywords"])
         self._reads = tuple(events["reads"])
         self._column = column
         self._row = column.field("value").type
@@ -147,11 +147,12 @@ _TYPES: Mapping[str, pa.DataType] = {
 }
 
 
-def _arrow_type(tree: Any) -> pa.DataType:
+def arrow_type(tree: Any) -> pa.DataType:
+    """The type of a tree of `headrace.stream.ddl.type_tree`."""
     if isinstance(tree, dict):
-        return pa.struct([(name, _arrow_type(kind)) for name, kind in tree.items()])
+        return pa.struct([(name, arrow_type(kind)) for name, kind in tree.items()])
     if isinstance(tree, list):
-        held = [_arrow_type(kind) for kind in tree]
+        held = [arrow_type(kind) for kind in tree]
         return pa.map_(*held) if len(held) == 2 else pa.list_(pa.field("element", held[0]))
     if (decimal := _DECIMAL.fullmatch(tree)) is not None:
         return pa.decimal128(int(decimal[1] or 10), int(decimal[2] or 0))
