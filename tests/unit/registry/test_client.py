@@ -10,6 +10,8 @@ import pytest
 from headrace.connections import Connection, ConnectionTypeError, from_text
 from headrace.registry.client import RegistrySettingError, client_config
 
+FILE = __file__
+
 
 def config(text: str | dict[str, Any]) -> dict[str, Any]:
     """Those that the connection gives, without the limits of time."""
@@ -68,14 +70,10 @@ def test_an_address_is_taken_as_airflow_has_it(connection: Any, url: str) -> Non
             },
         ),
         (
-            {"extra": {"ca_certs": "/ca.pem", "client_cert": "/c.pem", "client_key": "/k.pem"}},
-            {
-                "ssl.ca.location": "/ca.pem",
-                "ssl.certificate.location": "/c.pem",
-                "ssl.key.location": "/k.pem",
-            },
+            {"extra": {"ca_certs": FILE, "client_cert": FILE, "client_key": FILE}},
+            {"ssl.ca.location": FILE, "ssl.certificate.location": FILE, "ssl.key.location": FILE},
         ),
-        ({"extra": {"ssl.ca.location": "/ca.pem"}}, {"ssl.ca.location": "/ca.pem"}),
+        ({"extra": {"ssl.ca.location": FILE}}, {"ssl.ca.location": FILE}),
         ({"extra": {"verify_certs": False, "proxy": "http://p:1"}}, {"ssl.ca.location": False, "proxy": "http://p:1"}),
     ],
 )
@@ -92,6 +90,7 @@ def test_a_log_in_and_certificates_are_passed_on(fields: dict[str, Any], wanted:
         ({"host": "http://u:p@registry"}, "or holds a login"),
         ({"extra": {"bearer_tokn": "t"}}, "Did you mean bearer_token"),
         ({"login": "u", "extra": {"bearer_token": "t"}}, "has a token and a login"),
+        ({"extra": {"ca_certs": "/none/ca.pem"}}, "The file /none/ca.pem, which ca_certs of connection"),
         ({"extra": {"oauth_token_url": "https://login"}}, "has no oauth_client_id, oauth_client_secret"),
     ],
 )
