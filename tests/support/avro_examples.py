@@ -74,6 +74,11 @@ DECIMAL = logical("bytes", "decimal", precision=38, scale=10)
 LINE = {"type": "record", "name": "Line", "fields": [{"name": "n", "type": "int"}]}
 MOST = 10**38 - 1
 MILLIS, MICROS = "timestamp-millis", "timestamp-micros"
+VARIABLE = {
+    "type": "record",
+    "name": "io.debezium.data.VariableScaleDecimal",
+    "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+}
 VALUES: dict[str, tuple[Any, Any, Any]] = {
     "boolean": ("boolean", True, True),
     "the least int": ("int", -(2**31), -(2**31)),
@@ -131,6 +136,16 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "nanoseconds before 1970": (logical("long", "timestamp-nanos"), -1, "1969-12-31T23:59:59.999999999Z"),
     "a local time": (logical("long", "local-timestamp-millis"), 1, datetime.datetime(1970, 1, 1, 0, 0, 0, 1_000)),
     "a local time in nanoseconds": (logical("long", "local-timestamp-nanos"), 1, "1970-01-01T00:00:00.000000001"),
+    "a date of Debezium": (
+        {"type": "int", "connect.name": "io.debezium.time.Date"}, 20_458, datetime.date(2026, 1, 5)
+    ),
+    "a time of Debezium": (
+        {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"},
+        1,
+        datetime.datetime(1970, 1, 1, 0, 0, 0, 1),
+    ),
+    "a decimal with a scale of its own": (VARIABLE, {"scale": 3, "value": unscaled(-1234)}, "-1.234"),
+    "one that may be null": (["null", VARIABLE], {"scale": 0, "value": unscaled(5)}, "5"),
     "duration": (
         logical(fixed(12), "duration"),
         b"\x01\x00\x00\x00\x02\x00\x00\x00\xff\xff\xff\xff",

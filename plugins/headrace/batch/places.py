@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 PLACE = "place"
 LETTERS = "letters"
 """Beside a place: the name of its dead-letter index and, if that is an alias, the concrete index."""
+TRUNCATED_BELOW = "truncated_below"
+"""Beside a place: the version below which truncates of the table have left no document there. Rows that are older and
+come later, from another partition, are not written."""
 _ROWS = 5
 _ROWS_ANY = 20
 _NEIGHBOURS = 100

@@ -110,17 +110,39 @@ class Administration:
         All are read by one scroll. If it is lost, the search is started again.
         """
         retry_budget = self._begin(purpose)
+        while True:
+            try:
+                with contextlib.closing(self._hits(index, search, retry_budget)) as hits:
+                    return [hit["_id"] for hit in islice(hits, limit)]
+            except (NoAnswerError, _ScrollLostError) as error:
+                retry_budget.wait(str(error))
+
+    def older_ids(self, purpose: str, index: str, version: int, most: int) -> Generator[list[str], None, None]:
+        """Yield the ids of the documents with an older version, at most ``most`` at a time.
+
+        If the scroll is lost, the search is started again: what was done with the ids must not be harmed by that.
+        """
+        retry_budget = self._begin(purpose)
+        search = {"version": True, "sort": ["_doc"], "size": most}
+        while True:
+            try:
+                with contextlib.closing(self._hits(index, search, retry_budget)) as hits:
+                    while page := [hit for hit in islice(hits, most)]:
+                        if older := [hit["_id"] for hit in page if hit["_version"] < version]:
+                            yield older
+                return
+            except (NoAnswerError, _ScrollLostError) as error:
+                retry_budget.wait(str(error))
+
+    def _hits(
+        self, index: str, search: dict[str, Any], retry_budget: RetryBudget
+    ) -> Generator[dict[str, Any], None, None]:
+        """Yield what a search finds, without the documents; nothing if there is no such index."""
         path = f"/{quote(index, safe='')}/_search?scroll={_KEPT_OPEN}&allow_partial_search_results=false"
         body = json.dumps({**search, "_source": False}).encode()
-        while True:
-            response = request_with_retries(self._transport, retry_budget, "POST", path, body)
-            if response.status == 404:
-                return []
-            with contextlib.closing(self._scroll(_parsed(response, index))) as hits:
-                try:
-                    return [hit["_id"] for hit in islice(hits, limit)]
-                except (NoAnswerError, _ScrollLostError) as error:
-                    retry_budget.wait(str(error))
+        response = request_with_retries(self._transport, retry_budget, "POST", path, body)
+        if response.status != 404:
+            yield from self._scroll(_parsed(response, index))
 
     def _scroll(self, answer: Any) -> Generator[dict[str, Any], None, None]:
         scroll_id = answer["_scroll_id"]
@@ -228,7 +250,7 @@ class Administration:
         of_documents = [*_DOCUMENT_PRIVILEGES]
         if output.tombstone_action == "delete":
             of_documents.append("delete")
-        if output.refresh:
+        if output.refresh or output.truncates == "apply":
             of_documents.append("maintenance")
         asked = [
             {"names": [output.index], "privileges": of_documents},

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,12 +23,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.elasticsearch import columns
-from headrace.elasticsearch.document_ids import Identities, identify
-from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy, VersionSource, WriteMethod
+from headrace.elasticsearch.document_ids import MISSING_VERSION, Identities, identify
+from headrace.elasticsearch.options import (
+    IndexingOptions,
+    TombstonePolicy,
+    TruncatePolicy,
+    VersionSource,
+    WriteMethod,
+)
 from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.verdicts import Reason
+from headrace.formats.change_events import DELETED, ROW_OPERATIONS, TRUNCATED
 
 TOMBSTONE = "tombstone"
+TRUNCATE = "truncate"
 REJECTED_BEFORE = "rejected"
 
 # Characters that JSON requires to be escaped within a string.
@@ -138,12 +146,18 @@ class PreparedRows:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A batch's rows, sorted into lines to send, dead letters and ignored tombstones."""
+    """A batch's rows, sorted into lines to send, dead letters, and what is ignored."""
 
     prepared: PreparedRows | None
     rejected: dict[int, Reason]
     """Rows of the batch that are dead letters."""
-    ignored_tombstones: int
+    ignored_tombstones: int = 0
+    ignored_events: int = 0
+    """Change events that change no row, or truncate a table, which is ignored."""
+    truncates: tuple[int, ...] = ()
+    """The versions below which truncates that are to be applied leave no document."""
+    superseded: int = 0
+    """Rows that are older than a truncate of an earlier batch."""
 
 
 def created_answer(verb: bytes, index: str, ids: Any) -> bytes:
@@ -166,23 +180,83 @@ def prepare_rows(
     documents = as_lines(batch.column(document_column(batch)))
     tombstones = pc.is_null(documents.lines) if documents.lines.null_count else None
     rejected = identities.rejected | documents.rejected
-    ignored: list[int] = []
+    events = _events_without_rows(batch, identities, options, tombstones, rejected)
+    ignored: list[int] = events.unversioned
     if tombstones is not None and options.tombstones is not TombstonePolicy.DELETE:
         rows = pc.indices_nonzero(tombstones).to_pylist()
         if options.tombstones is TombstonePolicy.IGNORE:
-            ignored = rows
+            ignored = [row for row in rows if row not in {*events.ignored, *events.truncates}]
             rejected = {row: reason for row, reason in rejected.items() if not tombstones[row].as_py()}
         else:
-            rejected |= {row: Reason(TOMBSTONE, "the value is null") for row in rows}
+            rejected |= {row: Reason(TOMBSTONE, "the value is null") for row in rows if row not in events.rows}
         tombstones = None
     before = rejected_before(batch)
     rejected |= before
     ignored = [row for row in ignored if row not in before]
-    kept = _kept(batch.num_rows, [*rejected, *ignored])
+    dropped = {*rejected, *ignored, *events.ignored, *events.truncates}
+    truncated = set(_rows_below(identities.versions, options.truncated_below)) - dropped
+    kept = _kept(batch.num_rows, [*dropped, *truncated])
+    sorted_out = Preparation(
+        None, rejected, len(ignored), len(events.ignored), tuple(events.truncates.values()), len(truncated)
+    )
     if not len(kept):
-        return Preparation(None, rejected, len(ignored))
+        return sorted_out
     prepared = _lines(batch, identities, documents, options, tombstones=tombstones, kept=kept)
-    return Preparation(prepared, rejected, len(ignored))
+    return replace(sorted_out, prepared=prepared)
+
+
+def _rows_below(versions: Any | None, least: int) -> list[int]:
+    if versions is None or not least:
+        return []
+    rows: list[int] = pc.indices_nonzero(pc.less(versions, least)).to_pylist()
+    return rows
+
+
+@dataclass(slots=True)
+class _EventsWithoutRows:
+    """Rows that are change events of no row of a table, by number: those that are ignored, the versions of truncates
+    that are to be applied, and tombstones without a version behind an event that says the same."""
+
+    ignored: list[int] = field(default_factory=list)
+    truncates: dict[int, int] = field(default_factory=dict)
+    unversioned: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> set[int]:
+        return {*self.ignored, *self.truncates, *self.unversioned}
+
+
+def _events_without_rows(
+    batch: pa.RecordBatch,
+    identities: Identities,
+    options: IndexingOptions,
+    tombstones: Any | None,
+    rejected: dict[int, Reason],
+) -> _EventsWithoutRows:
+    """Sort out change events of no row. Those that are dead letters are added to ``rejected``, the others removed."""
+    events = _EventsWithoutRows()
+    if tombstones is None or columns.OPERATION not in batch.schema.names:
+        return events
+    operations = batch.column(columns.OPERATION)
+    # A document is written or deleted by whichever of these operations it has.
+    of_rows = pc.is_in(operations, pa.array([*sorted(ROW_OPERATIONS), DELETED], operations.type))
+    for row in pc.indices_nonzero(pc.and_(tombstones, pc.invert(of_rows))).to_pylist():
+        operation = operations[row].as_py()
+        version = None if identities.versions is None else identities.versions[row].as_py()
+        if operation is None:
+            if options.version is VersionSource.COLUMN and version is None:
+                events.unversioned.append(row)
+        elif operation != TRUNCATED or options.truncates is TruncatePolicy.IGNORE:
+            events.ignored.append(row)
+        elif options.truncates is TruncatePolicy.DEAD_LETTER:
+            rejected[row] = Reason(TRUNCATE, "the table was truncated, and the output does not apply it")
+        elif version is None:
+            rejected[row] = Reason(MISSING_VERSION, "the table was truncated at no known position")
+        else:
+            events.truncates[row] = version
+    for row in events.rows:
+        rejected.pop(row, None)
+    return events
 
 
 def document_column(batch: pa.RecordBatch) -> str:

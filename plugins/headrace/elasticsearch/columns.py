@@ -13,6 +13,7 @@ value          binary | string             the record's value, which *is* the do
 document       string | binary             the JSON document that a transform made of the value; null is a tombstone
 headers        list<struct<key, value>>    optional, the record's headers, for dead letters
 timestamp      timestamp                   optional, the record's time, for dead letters
+operation      string                      optional, of a change event (``headrace.formats.change_events``)
 rejected_...   string                      ``rejected_because``: a row with a reason here becomes a dead letter
 =============  ==========================  ============================================================================
 
@@ -36,6 +37,9 @@ HEADERS = "headers"
 TIMESTAMP = "timestamp"
 REJECTED_BECAUSE = "rejected_because"
 VERSION = "version"
+OPERATION = "operation"
+CHANGE_OPERATION = "op"
+"""The record's own column with the operation, of a decoder of change events."""
 
 UNKNOWN_INCARNATION = 0
 

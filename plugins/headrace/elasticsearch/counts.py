@@ -55,6 +55,14 @@ class IndexingCounts:
     letters_withdrawn: int = 0
     """Dead letters of earlier attempts that were deleted because their rows were not rejected again."""
     ignored_tombstones: int = 0
+    ignored_events: int = 0
+    """Change events that change no row, and truncates that are ignored."""
+    truncates: int = 0
+    """Truncates of the table that were applied."""
+    truncated_below: int = 0
+    """The highest version of these: documents of older ones are deleted. The ledger does not get it."""
+    truncated: int = 0
+    """Documents that truncates have deleted. They are no rows."""
     dropped: int = 0
     """Dropped by an ingest pipeline of Elasticsearch, which answers with success."""
     requests: int = 0
@@ -91,6 +99,8 @@ class IndexingCounts:
             elif count.name == "held":
                 for place, version in other.held.items():
                     self.meets(place, version)
+            elif count.name == "truncated_below":
+                self.truncated_below = max(self.truncated_below, other.truncated_below)
             elif count.name in ("dead_letter_example", "letters_index"):
                 setattr(self, count.name, getattr(self, count.name) or getattr(other, count.name))
             else:
@@ -105,6 +115,7 @@ class IndexingCounts:
         """Raise DocumentsUnaccountedError unless every row has exactly one outcome."""
         outcomes = self.indexed + self.repeated + self.kept + self.uncompared + self.foreign + self.superseded
         outcomes += self.deleted + self.dead_lettered + self.ignored_tombstones + self.dropped
+        outcomes += self.ignored_events + self.truncates
         if outcomes != self.rows:
             raise DocumentsUnaccountedError(
                 f"Of {self.rows} rows {outcomes} have an outcome: {self.to_dict()}.",
@@ -113,7 +124,7 @@ class IndexingCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids``, ``held``,
-        ``letters_index`` and ``dead_letter_example`` if there are none."""
+        ``letters_index``, ``dead_letter_example`` and those of change events if there are none."""
         counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
         if not self.dead_letter_example:
             del counts["dead_letter_example"]
@@ -123,6 +134,9 @@ class IndexingCounts:
             del counts["held"]
         if not self.letters_index:
             del counts["letters_index"]
+        for name in ("ignored_events", "truncates", "truncated_below", "truncated"):
+            if not counts[name]:
+                del counts[name]
         return counts
 
     @classmethod

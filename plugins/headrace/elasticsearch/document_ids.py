@@ -58,7 +58,7 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
     if options.document_id is DocumentIdKind.KEY:
         if options.version is VersionSource.OFFSET:
             _refuse_restarted_offsets(batch, options)
-        ids = _text(batch.column(columns.KEY), rejected)
+        ids = _key_text(batch.column(columns.KEY), rejected)
     else:
         ids = _column_values(batch, options, rejected)
     _reject_unusable_ids(ids, options, rejected)
@@ -143,11 +143,23 @@ def _column_values(
         parts = [pc.fill_null(part, null) for part in parts]
     if options.id_batch_time:
         parts.append(pa.array([str(options.batch_time_ms)] * batch.num_rows, pa.large_string()))
+    return _joined_values(parts)
+
+
+def _joined_values(parts: list[Any]) -> Any:
+    """One value as it is, several joined by "+"; null if one is."""
     if len(parts) == 1:
         return parts[0]
     # Escaped, so that ("a+b", "c") and ("a", "b+c") have different ids.
     escaped = [pc.replace_substring(pc.replace_substring(part, "%", "%25"), "+", "%2B") for part in parts]
     return _joined(*escaped)
+
+
+def _key_text(key: Any, rejected: dict[int, Reason]) -> Any:
+    """A key as large_string: a decoded one that is a struct as the values of its fields, joined as those of columns."""
+    if pa.types.is_struct(key.type) and key.type.num_fields:
+        return _joined_values([_text(part, rejected) for part in key.flatten()])
+    return _text(key, rejected)
 
 
 def _text(column: Any, rejected: dict[int, Reason]) -> Any:

@@ -100,6 +100,10 @@ class Indexer:
         preparation = prepare_rows(batch, self._options, identities=identities)
         self._counts.rows += batch.num_rows
         self._counts.ignored_tombstones += preparation.ignored_tombstones
+        self._counts.superseded += preparation.superseded
+        self._counts.ignored_events += preparation.ignored_events
+        self._counts.truncates += len(preparation.truncates)
+        self._counts.truncated_below = max(self._counts.truncated_below, *preparation.truncates, 0)
         self._dead_letter_writer.take(batch, sorted(preparation.rejected.items()), self._counts)
         prepared = preparation.prepared
         if prepared is None:

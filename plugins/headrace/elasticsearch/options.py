@@ -70,6 +70,15 @@ class TombstonePolicy(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
+class TruncatePolicy(StrEnum):
+    """What is done with the change event of a table that was truncated."""
+
+    APPLY = "apply"
+    """Delete all documents of the index with an older version."""
+    IGNORE = "ignore"
+    DEAD_LETTER = "dead_letter"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexingOptions:
     """How and where the rows of one write are indexed. ``of`` makes the options of a stream's output."""
@@ -87,6 +96,9 @@ class IndexingOptions:
     version: VersionSource | None = None
     write_method: WriteMethod = WriteMethod.CREATE
     tombstones: TombstonePolicy = TombstonePolicy.DEAD_LETTER
+    truncates: TruncatePolicy = TruncatePolicy.DEAD_LETTER
+    truncated_below: int = 0
+    """The version below which truncates of earlier batches have left no document. Older rows are superseded."""
 
     bulk_bytes: int = 5 * 1024 * 1024
     """The largest size of a request in bytes; a larger single document is a request of its own."""
@@ -133,6 +145,7 @@ class IndexingOptions:
         inputs: Sequence[KafkaInput] = (),
         written_before: bool = False,
         withdraw_letters: bool = False,
+        truncated_below: int = 0,
     ) -> Self:
         """The options for writing rows of ``headrace.spark.outputs.documents.prepare_documents`` to an output's target.
 
@@ -150,6 +163,8 @@ class IndexingOptions:
             version=None if output.version is None else VersionSource(output.version),
             write_method=WriteMethod(output.write_action),
             tombstones=TombstonePolicy(output.tombstone_action),
+            truncates=TruncatePolicy(output.truncates),
+            truncated_below=truncated_below,
             bulk_bytes=output.bulk_bytes,
             bulk_actions=output.bulk_actions,
             requests_in_flight=output.requests_in_flight,

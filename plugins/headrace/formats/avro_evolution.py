@@ -83,7 +83,7 @@ def _below(made: AvroType) -> str:
 
 def _kind_of_name(made: AvroType) -> str:
     """The type of what a schema names that it has defined before."""
-    if made.kind is AvroKind.RECORD:
+    if made.kind in (AvroKind.RECORD, AvroKind.VARIABLE_DECIMAL):
         return "record"
     return "enum" if made.kind is AvroKind.ENUM else "fixed"
 

@@ -55,6 +55,7 @@ class AvroKind(StrEnum):
     LOCAL_MICROS = "local-timestamp-micros"
     LOCAL_NANOS = "local-timestamp-nanos"
     DURATION = "duration"
+    VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ _DDL = {
     AvroKind.LOCAL_MILLIS: "TIMESTAMP_NTZ",
     AvroKind.LOCAL_MICROS: "TIMESTAMP_NTZ",
     AvroKind.LOCAL_NANOS: "STRING",
+    AvroKind.VARIABLE_DECIMAL: "STRING",
     AvroKind.DURATION: "STRUCT<months: BIGINT, days: BIGINT, millis: BIGINT>",
 }
 
@@ -131,6 +133,15 @@ _LOGICAL = {
     AvroKind.BYTES: {AvroKind.DECIMAL},
 }
 """The logical types that headrace turns, by the type below them."""
+_CONNECT_NAMES = {
+    (AvroKind.INT, "io.debezium.time.Date"): AvroKind.DATE,
+    (AvroKind.INT, "io.debezium.time.Time"): AvroKind.TIME_MILLIS,
+    (AvroKind.LONG, "io.debezium.time.MicroTime"): AvroKind.TIME_MICROS,
+    (AvroKind.LONG, "io.debezium.time.Timestamp"): AvroKind.LOCAL_MILLIS,
+    (AvroKind.LONG, "io.debezium.time.MicroTimestamp"): AvroKind.LOCAL_MICROS,
+    (AvroKind.LONG, "io.debezium.time.NanoTimestamp"): AvroKind.LOCAL_NANOS,
+}
+"""The logical types that Connect's converter writes by names of its own, by the type below them."""
 _SIZES = {AvroKind.UUID: 16, AvroKind.DURATION: 12}
 """The number of bytes of a fixed below these."""
 _WIDER = (frozenset({AvroKind.INT, AvroKind.LONG}), frozenset({AvroKind.FLOAT, AvroKind.DOUBLE}))
@@ -252,6 +263,9 @@ class _Reader:
             raise AvroSchemaError(f"names the field {double[0]!r} twice in the record {full}{_at(place)}")
         aliases = {"aliases": given["aliases"]} if "aliases" in given else {}
         read = {"type": "record", "name": full, "fields": plain, **aliases}
+        kinds = {name: part.kind for name, part in parts}
+        if full == AvroKind.VARIABLE_DECIMAL and kinds == {"scale": AvroKind.INT, "value": AvroKind.BYTES}:
+            return self._define(full, AvroType(AvroKind.VARIABLE_DECIMAL, read, full, tuple(parts)))
         return self._define(full, _of_parts(AvroKind.RECORD, read, tuple(parts), full))
 
     def _enum(self, given: Mapping[str, Any], space: str, place: str) -> AvroType:
@@ -326,7 +340,8 @@ def _logical(below: AvroType, given: Mapping[str, Any]) -> AvroType:
     """The type with the logical type that is given, if it fits."""
     named = given.get("logicalType")
     if not isinstance(named, str) or named not in _LOGICAL.get(below.kind, ()):
-        return below
+        connects = given.get("connect.name")
+        return replace(below, kind=_CONNECT_NAMES.get((below.kind, connects), below.kind)) if connects else below
     kind = AvroKind(named)
     if kind is AvroKind.DECIMAL:
         precision, scale = _number(given.get("precision")), _number(given.get("scale", 0))

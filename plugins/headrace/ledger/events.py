@@ -353,6 +353,8 @@ OUTPUT_COUNTS = (
     "superseded",
     "deleted",
     "ignored_tombstones",
+    "ignored_events",
+    "truncates",
     "dropped",
     "dead_lettered",
     "undecodable",

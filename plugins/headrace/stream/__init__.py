@@ -3,6 +3,8 @@
 from headrace.stream.decoders import (
     AvroDecoder,
     BytesDecoder,
+    DebeziumDecoder,
+    DebeziumKeyDecoder,
     DecoderDefinition,
     JsonDecoder,
     JsonSchemaDecoder,
@@ -53,6 +55,8 @@ __all__ = [
     "ColumnIds",
     "ConsoleOutput",
     "DeadLetterLimit",
+    "DebeziumDecoder",
+    "DebeziumKeyDecoder",
     "DecoderDefinition",
     "ElasticsearchOutput",
     "ExecutorAllocation",

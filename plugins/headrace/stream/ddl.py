@@ -110,6 +110,31 @@ def _leaves_of(column: Column, place: str) -> Iterator[tuple[str, str]]:
         yield place, kind.name.upper()
 
 
+TypeTree = str | list["TypeTree"] | dict[str, "TypeTree"]
+"""A type as JSON: a struct's fields by name, the key (of a map) and the value of others in a list, or a type's text."""
+
+
+def type_tree(text: str) -> TypeTree:
+    """The tree of a type in DDL, or of the columns of a struct. Raises ValueError."""
+    check_decoded_type(text)
+    try:
+        return {name: type_tree(kind) for name, kind in typed_columns(text)}
+    except ValueError:
+        pass
+    opening, _, inside = text.strip().partition("<")
+    if not inside or opening.strip().lower() == "struct":
+        return {} if inside else text.strip().upper()
+    # What is within an array or a map has no names, and is separated as columns are.
+    parts = _Parser(inside.rstrip()[:-1]).types()
+    return [type_tree(part) for part in parts]
+
+
+def typed_columns(text: str) -> tuple[tuple[str, str], ...]:
+    """The names of columns, with their types as they are written. Raises ValueError."""
+    parse_columns(text)
+    return _Parser(text).typed_columns()
+
+
 def differing_in_case(names: Iterable[str]) -> list[list[str]]:
     """The groups of these names that differ in case only. To Spark they are one name, by default."""
     groups: dict[str, list[str]] = {}
@@ -149,6 +174,7 @@ class _NoColumnsError(Exception):
 
 class _Parser:
     def __init__(self, text: str) -> None:
+        self._text = text
         self._tokens = [(match[1], match.start() + 1) for match in _TOKEN.finditer(text) if match[1] is not None]
         self._next = 0
 
@@ -161,6 +187,38 @@ class _Parser:
         if self._next < len(self._tokens):
             raise self._unexpected("',' or the end")
         return columns
+
+    def typed_columns(self) -> tuple[tuple[str, str], ...]:
+        """Parse the whole text. Returns the names with the texts of the types."""
+        if self._peek("struct") and self._peek("<", ahead=1):
+            self._next += 2
+        columns = []
+        while self._next < len(self._tokens) and not self._peek(">"):
+            first = self._next
+            name = self._name()
+            self._taken(":")
+            start = self._next
+            self._type()
+            columns.append((name, self._text_of(start)))
+            self._next = first
+            self._column()
+            self._taken(",")
+        return tuple(columns)
+
+    def types(self) -> tuple[str, ...]:
+        """Parse types that are separated by commas. Returns their texts."""
+        types = []
+        while self._next < len(self._tokens):
+            start = self._next
+            self._type()
+            types.append(self._text_of(start))
+            self._taken(",")
+        return tuple(types)
+
+    def _text_of(self, start: int) -> str:
+        """The text of the tokens from ``start`` up to the next one."""
+        end = self._tokens[self._next][1] - 1 if self._next < len(self._tokens) else len(self._text)
+        return self._text[self._tokens[start][1] - 1 : end].strip()
 
     def _column(self) -> Column:
         name = self._name()

@@ -80,6 +80,7 @@ def check_host(host: str) -> str:
 
 
 Tombstones = Literal["delete", "ignore", "dead_letter"]
+Truncates = Literal["apply", "ignore", "dead_letter"]
 WriteMethod = Literal["create", "index"]
 
 
@@ -312,6 +313,11 @@ class ElasticsearchOutput(OutputDefinition):
     tombstones: Tombstones | None = Field(
         default=None, description='Records without a value; by default "delete" with key ids, else "dead_letter".'
     )
+    truncates: Truncates = Field(
+        default="dead_letter",
+        description="Change events that say that the table was truncated. apply deletes all documents of the index "
+        "whose version is older, so it needs key ids with version_from.",
+    )
     write_method: WriteMethod | None = Field(
         default=None,
         description="create keeps an existing document, so that a repeated batch changes nothing; index replaces it, "
@@ -359,6 +365,11 @@ class ElasticsearchOutput(OutputDefinition):
         if self.tombstones == "delete" and not isinstance(self.document_ids, KeyIds):
             raise ValueError(
                 'tombstones "delete" needs document_ids by key: no other id is shared with the document to delete'
+            )
+        if self.truncates == "apply" and not (isinstance(self.document_ids, KeyIds) and self.document_ids.version_from):
+            raise ValueError(
+                'truncates "apply" needs document_ids by key with version_from="position": what is older than the '
+                "truncate is known by the versions of the documents"
             )
         return self
 
@@ -452,6 +463,8 @@ class ElasticsearchOutput(OutputDefinition):
             yield "replaces documents of earlier batches"
         if self.deletes_by_key:
             yield "deletes documents by key"
+        if self.truncates == "apply":
+            yield "applies truncates of the table"
 
     @property
     def takes_blocks(self) -> bool:

@@ -317,6 +317,8 @@ _RESULTS = {
     "superseded": "superseded",
     "deleted": "deleted",
     "ignored_tombstones": "ignored_tombstones",
+    "ignored_events": "ignored_events",
+    "truncates": "truncates",
     "dropped": "dropped",
     "messages": "sent",
     "printed": "printed",

@@ -355,7 +355,9 @@ def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
     if isinstance(ids, ColumnIds):
         return None, f"the id of its document is made of {', '.join(ids.columns)}, which the transform gives"
     if isinstance(ids, KeyIds):
-        return _key_id(asked.record)
+        if all(source.key_decoder.column in ("BINARY", "STRING") for source in asked.stream.inputs):
+            return _key_id(asked.record)
+        return asked.document_id, "the id of its document is made of the decoded key: give the id"
     partition = position.partition
     id_ = record_id(partition, position.offset)
     if not ids.rows:

@@ -31,6 +31,7 @@ def test_every_setting_of_an_output_about_writing_is_an_option() -> None:
     changed: dict[str, Any] = {
         "dead_letter_index": "other",
         "tombstones": "ignore",
+        "truncates": "ignore",
         "write_method": "index",
         "bulk_bytes": 1000,
         "bulk_actions": 7,

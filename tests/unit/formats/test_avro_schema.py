@@ -59,6 +59,13 @@ COLUMNS: list[tuple[Any, str]] = [
     (logical("long", "local-timestamp-micros"), "TIMESTAMP_NTZ"),
     (logical("long", "local-timestamp-nanos"), "STRING"),
     (logical(fixed(12), "duration"), "STRUCT<months: BIGINT, days: BIGINT, millis: BIGINT>"),
+    ({"type": "int", "connect.name": "io.debezium.time.Date"}, "DATE"),
+    ({"type": "int", "connect.name": "io.debezium.time.Time"}, "STRING"),
+    ({"type": "long", "connect.name": "io.debezium.time.MicroTime"}, "STRING"),
+    ({"type": "long", "connect.name": "io.debezium.time.Timestamp"}, "TIMESTAMP_NTZ"),
+    ({"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}, "TIMESTAMP_NTZ"),
+    ({"type": "long", "connect.name": "io.debezium.time.NanoTimestamp"}, "STRING"),
+    ({"type": "int", "connect.name": "io.debezium.time.MicroTimestamp"}, "INT"),
     # What does not fit is left out, by Avro's specification.
     (logical("bytes", "decimal"), "BINARY"),
     (logical("bytes", "decimal", precision=2, scale=3), "BINARY"),

@@ -93,6 +93,7 @@ class _Rows:
         self._own = own_columns(schema)
         self._fields = decoded_fields(schema)
         self._incarnation = incarnation_column(schema)
+        self._has_operation = columns.CHANGE_OPERATION in self._own
         self._has_position = all(name in self._types and name not in self._fields for name in columns.COORDINATES)
 
     def check(self) -> None:
@@ -136,13 +137,16 @@ class _Rows:
     def record_expressions(self) -> list[str]:
         """The expressions of the record's columns that are passed along with the document."""
         wanted = {columns.KEY} if isinstance(self._output.document_ids, KeyIds) else set()
+        operation = [f"{columns.CHANGE_OPERATION} AS {columns.OPERATION}"] if self._has_operation else []
         if self._has_position:
             wanted |= {*columns.COORDINATES, columns.REJECTED_BECAUSE}
             if self._value_is_document():
                 wanted |= self._own & {columns.KEY, columns.HEADERS, columns.TIMESTAMP}
         casts = {columns.PARTITION: "CAST({} AS INT)", columns.OFFSET: "CAST({} AS BIGINT)"}
         passed = [name for name in self._types if name in wanted]
-        expressions = [f"{casts.get(name, '{}').format(_quoted(name))} AS {_quoted(name)}" for name in passed]
+        expressions = operation + [
+            f"{casts.get(name, '{}').format(_quoted(name))} AS {_quoted(name)}" for name in passed
+        ]
         if self._has_position and self._incarnation is not None:
             number = f"CAST({self._incarnation} AS INT)"
             known = number if self._output.needs_incarnation else f"COALESCE({number}, 1)"

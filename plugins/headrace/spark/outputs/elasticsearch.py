@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.batch.places import LETTERS, PLACE, place_of
+from headrace.batch.places import LETTERS, PLACE, TRUNCATED_BELOW, place_of
 from headrace.clock import SystemClock, time_text
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
 from headrace.elasticsearch.columns import (
@@ -104,12 +104,16 @@ class ElasticsearchOutputWriter:
         self._check_limit(total, batch.stream.name)
         # An alias may point to another index later.
         index = report.target.concrete
+        truncated_below = max(total.truncated_below, options.truncated_below)
         written_to: Counts = {}
-        if index is not None:
+        if index is not None or truncated_below:
             # An alias of dead letters is known from the last batch that had some.
             letters = [report.target.dead_letter_index, total.letters_index or report.target.known_letters_index]
-            written_to = {"index": index.name, PLACE: {**place_of(self._output, index), LETTERS: letters}}
-        total.letters_index = ""
+            place = {**place_of(self._output, index), LETTERS: letters}
+            written_to = {PLACE: {**place, **({TRUNCATED_BELOW: truncated_below} if truncated_below else {})}}
+        if index is not None:
+            written_to["index"] = index.name
+        total.letters_index, total.truncated_below = "", 0
         return {**total.to_dict(), **written_to}
 
     def _check_versions(self, counts: IndexingCounts, batch: WrittenBatch, options: IndexingOptions) -> None:
@@ -174,6 +178,7 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         inputs=batch.stream.kafka_inputs,
         written_before=batch.written_before,
         withdraw_letters=batch.written_before or batch.tried_before,
+        truncated_below=known.get(TRUNCATED_BELOW, 0),
     )
 
 

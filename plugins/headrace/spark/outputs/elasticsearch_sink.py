@@ -110,6 +110,8 @@ def _index(
         written.add(_delete(run, task, written))
     counts = written.counts
     counts.check()
+    if counts.truncates:
+        counts.truncated += _truncate(options, counts.truncated_below)
     concrete = watch.check_after()
     duplicates = repeated_digests(written.digests)
     if options.refresh:
@@ -132,6 +134,14 @@ def _delete(run: Callable[[IndexingTask], pa.Table], task: IndexingTask, written
             remedy="Let the transform give the same rows each time, and run the batch again.",
         )
     return deleted
+
+
+def _truncate(options: IndexingOptions, version: int) -> int:
+    # Few batches have truncates, so others do not import this.
+    from headrace.elasticsearch.truncate import delete_older
+
+    with closing(open_transport(options, options.requests_in_flight)) as transport:
+        return delete_older(transport, options, version)
 
 
 class Part(Enum):

@@ -64,7 +64,7 @@ def _all_values(found: Branches) -> bool:
 
 def _check(made: AvroType) -> None:
     """Raise NotScannedError if the type has what only fastavro decodes."""
-    if made.kind is AvroKind.RECORD and not made.parts:
+    if made.kind is AvroKind.VARIABLE_DECIMAL or (made.kind is AvroKind.RECORD and not made.parts):
         raise NotScannedError("a record without columns")
     if made.kind is AvroKind.UNION:
         # Named members come with their names.

@@ -66,6 +66,22 @@ def _decimal(value: bytes, made: AvroType) -> decimal.Decimal:
     return decimal.Decimal((sign, shown, -made.scale))
 
 
+_MOST_SHIFTED = 400
+"""More digits than this behind the point, or zeros before it, are no number of a database."""
+
+
+def _variable_decimals(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
+    """Decimals that each have a scale of their own, as texts."""
+    return pa.array([None if value is None else _variable_decimal(value) for value in without_name(values)], kind)
+
+
+def _variable_decimal(value: Mapping[str, Any]) -> str:
+    if abs(value["scale"]) > _MOST_SHIFTED:
+        raise ValueError(f"a scale of {value['scale']}")
+    digits = _unscaled(value["value"])
+    return f"{decimal.Decimal((int(digits < 0), tuple(map(int, str(abs(digits)))), -value['scale'])):f}"
+
+
 def _uuids(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
     texts = [str(uuid.UUID(bytes=value)) if isinstance(value, bytes) else value for value in without_name(values)]
     return pa.array(texts, kind)
@@ -124,4 +140,5 @@ CONVERSIONS: Mapping[AvroKind, Callable[[Sequence[Any], Any, AvroType], pa.Array
     AvroKind.LOCAL_MICROS: _times,
     AvroKind.LOCAL_NANOS: _nanoseconds,
     AvroKind.DURATION: _durations,
+    AvroKind.VARIABLE_DECIMAL: _variable_decimals,
 }

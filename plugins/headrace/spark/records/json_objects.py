@@ -13,6 +13,7 @@ import binascii
 import decimal
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
@@ -43,7 +44,7 @@ class JsonObjects:
     ) -> None:
         """``own``: the places that are not converted by the table."""
         self._wanted = f"no JSON object of {fields}" if fields else "no such JSON object"
-        self._objects = _Objects(kind, "$", time_zone, own or {})
+        self._objects = Objects(kind, "$", partial(leaf, time_zone=time_zone), own)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self._objects.strict).decode
         self._decode_texts: Callable[[bytes], Any] | None = None
         if self._objects.loose is not self._objects.strict:
@@ -55,7 +56,7 @@ class JsonObjects:
         A null stays null, without a reason.
         """
         texts = values.to_pylist()
-        refused = _not_utf8(values)
+        refused = not_utf8(values)
         objects: list[Any] = []
         try:
             if refused:
@@ -101,7 +102,7 @@ class Utf8Texts:
     @staticmethod
     def decode(values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """The texts of binary ``values``, and the reasons by row of those that are not UTF-8, which are null."""
-        refused = _not_utf8(values)
+        refused = not_utf8(values)
         if not refused:
             return values.cast(pa.string()), {}
         mask = np.ones(len(values), bool)
@@ -109,7 +110,7 @@ class Utf8Texts:
         return pc.if_else(pa.array(mask), values, None).cast(pa.string()), refused
 
 
-def _not_utf8(values: pa.Array) -> dict[int, str]:
+def not_utf8(values: pa.Array) -> dict[int, str]:
     """The rows of binary ``values`` that are not UTF-8, with the reason."""
     try:
         # Arrow checks the bytes without copying them.
@@ -158,12 +159,16 @@ class PlainValues:
             raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`") from None
 
 
+ANY_TEXT: Any = msgspec.Raw | msgspec.UnsetType
+"""The type of any value, as its text in the record."""
+
+
 class _Texts:
     """Values of a STRING."""
 
     def __init__(self) -> None:
         self.strict = str | None
-        self.loose = msgspec.Raw | msgspec.UnsetType
+        self.loose = ANY_TEXT
 
     @staticmethod
     def array(values: Sequence[Any]) -> pa.Array:
@@ -206,13 +211,14 @@ class DecimalValues:
         return decimal.Decimal(text)
 
 
-class _Objects:
-    """Values of a STRUCT."""
+class Objects:
+    """Values of a STRUCT. ``leaf`` makes the values of a place that is no struct, list or map; ``own`` those of its
+    places, whatever they are."""
 
-    def __init__(self, kind: pa.StructType, place: str, time_zone: str, own: OwnPlaces) -> None:
+    def __init__(self, kind: pa.StructType, place: str, leaf: MakePlaceValues, own: OwnPlaces | None = None) -> None:
         self.kind = kind
         self._fields = {
-            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", time_zone, own.get(field.name)))
+            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", leaf, (own or {}).get(field.name)))
             for n, field in enumerate(kind)
         }
         rename = {name: field.name for name, (field, _) in self._fields.items()}
@@ -247,7 +253,7 @@ class _Objects:
 class _Optional:
     """A STRUCT within another value, which may be null."""
 
-    def __init__(self, objects: _Objects) -> None:
+    def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self.strict = objects.strict | None
         self.loose = self.strict if objects.loose is objects.strict else objects.loose | None
@@ -285,25 +291,26 @@ class _Maps:
 
 
 def _inner(values: PlaceValues) -> Any:
-    return msgspec.Raw if isinstance(values, _Texts) else values.loose
+    return msgspec.Raw if values.loose is ANY_TEXT else values.loose
 
 
 def _values(
-    kind: pa.DataType, place: str, time_zone: str, own: OwnPlaces | MakePlaceValues | None = None
+    kind: pa.DataType, place: str, leaf: MakePlaceValues, own: OwnPlaces | MakePlaceValues | None = None
 ) -> PlaceValues:
     if callable(own):
         return own(kind, place)
     own = own or {}
     if pa.types.is_struct(kind):
-        return _Optional(_Objects(kind, place, time_zone, own))
+        return _Optional(Objects(kind, place, leaf, own))
     if pa.types.is_list(kind):
-        return _Lists(kind, _values(kind.value_type, f"{place}[]", time_zone, own.get("")))
+        return _Lists(kind, _values(kind.value_type, f"{place}[]", leaf, own.get("")))
     if pa.types.is_map(kind):
-        return _Maps(kind, _values(kind.item_type, f"{place}[]", time_zone, own.get("")))
-    return _plain(kind, place, time_zone)
+        return _Maps(kind, _values(kind.item_type, f"{place}[]", leaf, own.get("")))
+    return leaf(kind, place)
 
 
-def _plain(kind: pa.DataType, place: str, time_zone: str) -> PlaceValues:
+def leaf(kind: pa.DataType, place: str, *, time_zone: str) -> PlaceValues:
+    """The values of a place that are no objects or arrays."""
     if pa.types.is_string(kind):
         return _Texts()
     if pa.types.is_decimal(kind):
