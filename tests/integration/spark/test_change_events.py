@@ -230,7 +230,8 @@ def test_events_in_avro_give_the_same(follow: Any) -> None:
 
 
 def test_both_decoders_keep_the_contract(spark: SparkSession) -> None:
-    wrapped = with_schema(event("c", None, row(1, "a")), field("id", "int32"))
+    total = field("total", "bytes", "org.apache.kafka.connect.data.Decimal", parameters={"scale": "2"})
+    wrapped = with_schema(event("c", None, row(1, "a")), field("id", "int32"), field("name", "string"), total)
     values = [json.dumps(each).encode() for each in (event("u", None, row(1, "a")), wrapped)]
     check_decoder(DebeziumDecoder(fields=FIELDS), values, refused=[b"", b"{}", b"[]"], spark=spark)
     check_decoder(DebeziumKeyDecoder(fields="id INT"), [b'{"id": 1}'], refused=[b"", b"null", b"[]"], spark=spark)

@@ -107,7 +107,7 @@ class _Envelope(msgspec.Struct, gc=False):
     ts_ms: _Number = None
 
 
-class _Rows:
+class _DeclaredRows:
     """The rows of one declared type, as msgspec reads them, and as Arrow's columns by each schema part."""
 
     def __init__(self, kind: pa.StructType, leaf: ConnectLeaf) -> None:
@@ -212,7 +212,7 @@ class ChangeEvents:
     ) -> None:
         self._column = column
         self._is_key = tuple(field.name for field in column) != ("value", *BESIDE)
-        self._rows = _Rows(
+        self._rows = _DeclaredRows(
             column if self._is_key else column.field("value").type, ConnectLeaf(None, times, decimals, time_zone)
         )
         self._wanted = f"no {'key' if self._is_key else 'change event'} of {fields}" if fields else "no change event"
@@ -388,7 +388,7 @@ _read_envelope = msgspec.json.Decoder(_Envelope).decode
 class _Reader:
     """Reads the texts of records."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _DeclaredRows) -> None:
         self._rows = rows
         parts = [
             ("op", str | None, None),
@@ -485,8 +485,7 @@ class _Reader:
         deleted, op = said.get("deleted"), said.get("op")
         row = self._row(payload)
         source = _Source(**{name: text for name, text in said.items() if name in SOURCE_FIELDS})
-        if source.connector is None:
-            source.connector = "postgresql" if source.lsn is not None else "mysql" if source.file is not None else None
+        source.connector = source.connector or connector_of(source.lsn, source.sequence, source.file)
         self._flat = True
         # Without it the only sign of a deletion is a tombstone, which has no position: it could not be ordered.
         has_position = deleted is not None
@@ -594,6 +593,13 @@ def _inside(text: bytes, opening: bytes, length: int) -> bytes:
     if not text.startswith(opening):
         raise _RefusedError
     return text[length:-1] if text[-1:] == b"}" else b""
+
+
+def connector_of(lsn: Any, sequence: Any, file: Any) -> str | None:
+    """The connector of a flattened row that does not name it, by what it says of the position."""
+    if lsn is not None or sequence is not None:
+        return "postgresql"
+    return None if file is None else "mysql"
 
 
 class _Headers:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.formats.change_events import DELETED, ROW_OPERATIONS
-from headrace.spark.records.change_events import SOURCE_FIELDS, columns_of_source, refuse_unsent
+from headrace.spark.records.change_events import SOURCE_FIELDS, columns_of_source, connector_of, refuse_unsent
 
 _TRANSACTION = ("id", "total_order", "data_collection_order")
 
@@ -84,10 +84,7 @@ class DecodedEvents:
             pc.fill_null(pc.equal(deleted_texts, "true"), False), pc.fill_null(pc.equal(op, DELETED), False)
         )
         if said["connector"] == [None] * number:
-            said["connector"] = [
-                "postgresql" if lsn is not None else "mysql" if file is not None else None
-                for lsn, file in zip(said["lsn"], said["file"], strict=True)
-            ]
+            said["connector"] = list(map(connector_of, said["lsn"], said["sequence"], said["file"]))
         op = pc.if_else(is_deleted, DELETED, op)
         present = [True] * number
         return {

@@ -152,7 +152,7 @@ class TestForms:
         assert made[0]["changed_at"] == AT
         assert made[0]["source"]["table"] == "orders"
 
-    def test_a_flattened_row_whose_deletions_are_tombstones_has_no_position(self) -> None:
+    def test_a_flattened_row_deleted_by_tombstones_has_no_position(self) -> None:
         """Its tombstone could not be ordered by a position."""
         (made, _), refused = decode({**ROW, "__op": "c", "__lsn": 40}, None)
         assert not refused

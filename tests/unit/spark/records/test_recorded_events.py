@@ -1,15 +1,22 @@
-"""Change events that a real Debezium 3.6.1 has sent of a real PostgreSQL, in JSON without a schema part."""
+"""Change events that a real Debezium 3.6.1 has sent of a real PostgreSQL: in JSON, flattened, and in Avro."""
 
 from __future__ import annotations
 
+import base64
 import json
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.change_events import decode
+from tests.support.change_events import changes_of, decode
+
+from headrace.kept_values import KeptValues
+from headrace.spark.records.decoded_events import DecodedEvents, arrow_type
+from headrace.stream import AvroDecoder, DebeziumDecoder
+from headrace.stream.ddl import type_tree
 
 RECORDED = Path(__file__).parents[3] / "support" / "debezium_orders.jsonl"
 RECORDS = [json.loads(line) for line in RECORDED.read_text().splitlines()]
@@ -88,3 +95,66 @@ def test_a_message_is_no_row() -> None:
     (made,), refused = decode(*recorded("message"), row=ORDERS)
     assert not refused
     assert (made["op"], made["value"]) == ("m", None)
+
+
+def test_flattened_events_give_the_same_rows() -> None:
+    lines = (RECORDED.parent / "debezium_flat.jsonl").read_text().splitlines()
+    made, refused = decode(*(json.loads(line)["value"].encode() for line in lines), row=ORDERS)
+    assert not refused
+    assert "".join(each["op"] for each in made).startswith("rrrcudcdcuudcurrrruuurrrruuc")
+    assert made[10]["value"]["amount"] == Decimal("3.00")
+    assert made[5]["before"]["id"] == 10
+    assert all(each["position"] is not None for each in made)
+    assert made[0]["source"]["table"] == "orders"
+
+
+AVRO = json.loads((RECORDED.parent / "debezium_avro.json").read_text())
+
+
+def in_avro(topic: str) -> tuple[DebeziumDecoder, list[bytes | None]]:
+    """The decoder by the schema of a topic's records, and their values without the frame of the registry."""
+    held = [each["value"] and base64.b64decode(each["value"]) for each in AVRO["records"] if each["topic"] == topic]
+    (id_,) = {int.from_bytes(value[1:5], "big") for value in held if value}
+    decoder = DebeziumDecoder(events=AvroDecoder(schema_text=AVRO["schemas"][str(id_)]))
+    return decoder, [value and value[5:] for value in held]
+
+
+def decoded_by(
+    decoder: DebeziumDecoder, values: list[bytes | None], tmp_path: Path
+) -> tuple[list[Any], dict[int, str]]:
+    kind = changes_of(arrow_type(type_tree(decoder.column)))
+    made = DecodedEvents(kind, kept=KeptValues(str(tmp_path)), **decoder.keywords)
+    decoded, refused = made.decode(pa.array(values, pa.binary()), headers=pa.nulls(len(values)))
+    decoded.validate(full=True)
+    assert decoded.type == kind
+    return decoded.to_pylist(), refused
+
+
+def test_events_in_avro_give_the_same_rows(tmp_path: Path) -> None:
+    made, refused = decoded_by(*in_avro("orders"), tmp_path)
+    # An update that left a large value as it was.
+    assert all("did not send 'big'" in reason for reason in refused.values())
+    ops = "".join("-" if each is None else each["op"] for each in made)
+    assert ops.startswith("rrr")
+    rows = [each for each in made if each is not None]
+    assert {each["op"] for each in rows} >= {"c", "d", "r", "u"}
+    assert all(each["position"] is not None for each in rows)
+    assert all((each["value"] is None) == (each["op"] in "dt") for each in rows)
+    assert rows[0]["source"]["connector"] == "postgresql"
+    assert rows[0]["value"]["amount"] == Decimal("1.25")
+
+
+def test_values_in_avro_are_exact(tmp_path: Path) -> None:
+    (least, most, none), refused = decoded_by(*in_avro("types"), tmp_path)
+    # 24:00:00 is no time of a day.
+    assert list(refused) == [1]
+    assert most is None
+    row = least["value"]
+    assert row["n38_4"] == Decimal("-" + "9" * 34 + ".9999")
+    assert row["n_any"] == "-123456789012345678901234567890.123456789"
+    assert row["d"] == date(1, 1, 1)
+    assert row["ts"] == datetime(1, 1, 1)
+    assert row["ts3"] == datetime(1899, 12, 31, 23, 59, 59, 999_000)
+    assert row["ti3"] == "00:00:00.000"
+    assert row["m"] == "-92233720368547758.08"
+    assert none["value"]["n38_4"] is None
