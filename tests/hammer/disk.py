@@ -37,6 +37,7 @@ class SmallDisk:
         if not sys.platform.startswith("linux"):
             raise SmallDiskError("Only Linux has file systems of one process's own.")
         self.folder = folder
+        self.is_full = False
         folder.mkdir(parents=True, exist_ok=True)
         _own_namespace()
         _mount("tmpfs", folder, "tmpfs", 0, f"size={size},mode=0755")
@@ -46,6 +47,7 @@ class SmallDisk:
         """Full as long as this lasts, even if cleanup frees space that would let writers continue. Raises
         SmallDiskError if it has room when this begins."""
         over = threading.Event()
+        self.is_full = True
         refilling = threading.Thread(target=self._refill, args=(over,), daemon=True)
         try:
             self.fill()
@@ -56,6 +58,7 @@ class SmallDisk:
             if refilling.ident is not None:
                 refilling.join()
             self.empty()
+            self.is_full = False
 
     def _refill(self, over: threading.Event) -> None:
         while not over.wait(_REFILL_SECONDS):

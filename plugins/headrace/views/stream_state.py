@@ -575,7 +575,12 @@ def _behind(evidence: Evidence) -> Iterator[Finding]:
         )
     oldest = evidence.oldest
     late_seconds = 0.0 if oldest is None else evidence.late_seconds(oldest.due_ms)
-    if oldest is not None and slow is None and not is_standing_still(evidence) and late_seconds > evidence.limit_seconds:
+    if (
+        oldest is not None
+        and slow is None
+        and not is_standing_still(evidence)
+        and late_seconds > evidence.limit_seconds
+    ):
         late = readable_seconds(late_seconds)
         again = oldest.completed_before
         is_named = is_named or not again
