@@ -69,7 +69,12 @@ try:
                     break
             assert refused is not None, "1,000 events were written to a full disk"
             assert Shown("error", refused.what, refused.remedy).names(words), refused
-            # For those that connect now, and for those that are connected.
+            time.sleep(1.5)  # the job's lease ends
+            shown = Onlooker(url, "air").look()
+            assert shown.names(words), shown
+            # A process of Postgres writes this file if it is missing, and refuses the connection if it cannot.
+            for file in disk.folder.rglob("pg_internal.init"):
+                file.unlink()
             time.sleep(1.5)
             shown = Onlooker(url, "air").look()
             assert shown.names(words), shown
