@@ -20,6 +20,7 @@ from tests.hammer.errors import SmallDiskError
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_MNT_DETACH = 2
 _FILLER = ".filler"
 _CHUNK = 1 << 20
 _REFILL_SECONDS = 0.5
@@ -97,6 +98,10 @@ class SmallDisk:
     def empty(self) -> None:
         """Free the space that `fill` used."""
         (self.folder / _FILLER).unlink(missing_ok=True)
+
+    def unmount(self) -> None:
+        """End it now, so that its folder can be deleted."""
+        ctypes.CDLL(None).umount2(str(self.folder).encode(), _MNT_DETACH)
 
     @property
     def free(self) -> int:

@@ -48,6 +48,7 @@ def fail_hosts(
     try:
         failed = _run_seeds(range(first, first + seeds), disk, folder)
     finally:
+        disk.unmount()
         shutil.rmtree(folder, ignore_errors=True)
     raise typer.Exit(1 if failed else 0)
 

@@ -35,7 +35,7 @@ _FULL_SECONDS = 40.0
 class HostLife(Life):
     """One whose ledger is on ``disk``. ``hit`` has the faults that it had."""
 
-    steps: ClassVar[int] = 5
+    steps: ClassVar[int] = 4
 
     def __init__(self, folder: Path, seed: int, disk: SmallDisk) -> None:
         super().__init__(folder, seed, share=0, ledger=disk.folder)

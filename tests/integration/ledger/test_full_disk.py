@@ -11,7 +11,7 @@ from tests.hammer.host import NO_DISK
 
 # The server is in the namespace too, so the test starts its own.
 LEDGER = rf"""
-import os, sys, tempfile, time
+import os, shutil, sys, tempfile, time
 from pathlib import Path
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import SmallDiskError
@@ -82,6 +82,8 @@ try:
         assert "disk" not in Onlooker(url, "air").look().reason
 finally:
     server.wipe()
+    disk.unmount()
+    shutil.rmtree(folder)
 print("done")
 """
 
