@@ -8,13 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.formats.schema_text import SchemaText
-from headrace.stream import AvroDecoder, ConsoleOutput, KafkaInput, Stream, StreamDefinitionError
+from headrace.stream import AvroDecoder, ConsoleOutput, KafkaInput, State, Stream, StreamDefinitionError
 from headrace.stream.decoders import SchemaNotKnownError, SchemaQuestion
 
 SCHEMA = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}'
 
 
-def stream(decoder: Any, **fields: Any) -> Stream:
+def stream(decoder: Any, *, state: State | None = None, **fields: Any) -> Stream:
     source = {"bootstrap_servers": "kafka:9092", "topics": "orders", "value_decoder": decoder, **fields}
     return Stream(
         name="orders",
@@ -23,6 +23,7 @@ def stream(decoder: Any, **fields: Any) -> Stream:
         batch_interval="10 s",
         storage="/orders",
         ledger="sqlite:////orders/ledger.db",
+        state=state,
     )
 
 
@@ -76,3 +77,11 @@ def test_several_topics_need_the_name_of_a_subject(topics: dict[str, Any]) -> No
         stream(AvroDecoder(registry="schemas"), **topics)
     stream(AvroDecoder(registry="schemas", subject="shop.Order"), **topics)
     stream(AvroDecoder(registry="schemas", schema_text=SCHEMA), **topics)
+
+
+def test_what_leaves_a_window_must_be_what_entered_it() -> None:
+    """A newer schema may give an added field another default."""
+    state = State(update="m:f", fields="id INT, n BIGINT", keys="id", window="20 s")
+    with pytest.raises(StreamDefinitionError, match=r"the state has a window.*give the decoder schema_text"):
+        stream(AvroDecoder(registry="schemas"), state=state)
+    stream(AvroDecoder(registry="schemas", schema_text=SCHEMA), state=state)
