@@ -293,7 +293,7 @@ def read_schema(schema: str, message: str) -> ProtoType:
         ProtobufSchemaError: there is no such set or message, a message contains itself, or there is no column.
         LibraryMissingError: protobuf is not installed.
     """
-    read = _TypeReader(_found(schema, message)).read(None)
+    read = _MessageReader(_found(schema, message)).read(None)
     if read.kind is ProtoKind.MESSAGE and not read.fields:
         raise ProtobufSchemaError(f"has the message {message}, which has no field that could be a column")
     return read
@@ -307,7 +307,7 @@ def read_like(schema: str, message: str, reader: ProtoType) -> ProtoType:
 
     Raises ProtobufSchemaError and LibraryMissingError.
     """
-    return _TypeReader(_found(schema, message)).read(reader)
+    return _MessageReader(_found(schema, message)).read(reader)
 
 
 def _found(schema: str, message: str) -> Any:
@@ -321,7 +321,7 @@ def _found(schema: str, message: str) -> Any:
         ) from None
 
 
-class _TypeReader:
+class _MessageReader:
     """Reads the type of a message's descriptor, with the messages that are read and those that are open."""
 
     def __init__(self, descriptor: Any) -> None:

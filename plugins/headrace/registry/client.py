@@ -98,9 +98,13 @@ class RegisteredSchema:
 class Registry:
     """A schema registry. Nothing is remembered between two questions: what a stream has used, it keeps itself."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Raises RegistrySettingError, LibraryMissingError, and ConnectionTypeError if it is of another type."""
+    def __init__(self, connection: Connection, *, seconds: float = _TOTAL_SECONDS) -> None:
+        """``seconds``: how long a question may take in all.
+
+        Raises RegistrySettingError, and ConnectionTypeError if it is of another type.
+        """
         self.connection_id = connection.id
+        self._seconds = seconds
         self._config = client_config(connection)
         self.url = str(self._config["url"])
 
@@ -156,7 +160,7 @@ class Registry:
             return ask(client)
 
         try:
-            return within(_TOTAL_SECONDS, ("registry", self.connection_id, what), call)
+            return within(self._seconds, ("registry", self.connection_id, what), call)
         except HeadraceError:
             raise
         except Exception as error:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from headrace.connections import Connection
-from headrace.registry import client
 from headrace.registry.client import (
     Registry,
     RegistryPathError,
@@ -68,9 +67,9 @@ def gateway() -> Iterator[Gateway]:
 
 @pytest.fixture
 def registry_of(gateway: Gateway) -> Callable[..., Registry]:
-    def make(**fields: Any) -> Registry:
+    def make(*, seconds: float = 15.0, **fields: Any) -> Registry:
         address = {"host": f"http://127.0.0.1:{gateway.server_port}", **fields}
-        return Registry(Connection(f"schemas_{time.monotonic_ns()}", "http", **address))
+        return Registry(Connection(f"schemas_{time.monotonic_ns()}", "http", **address), seconds=seconds)
 
     return make
 
@@ -115,14 +114,11 @@ def test_a_busy_registry_is_asked_once_more(gateway: Gateway, registry_of: Calla
     assert gateway.asked == 2
 
 
-def test_an_answer_has_an_end(
-    gateway: Gateway, registry_of: Callable[..., Registry], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_has_an_end(gateway: Gateway, registry_of: Callable[..., Registry]) -> None:
     """Each byte comes in time, and the whole would take minutes."""
     gateway.answer = None
-    monkeypatch.setattr(client, "_TOTAL_SECONDS", 1.0)
     with pytest.raises(RegistryUnavailableError, match="did not end within 1 s"):
-        registry_of().schema(1)
+        registry_of(seconds=1.0).schema(1)
 
 
 def test_a_connection_that_no_client_takes_is_named(registry_of: Callable[..., Registry]) -> None:
