@@ -135,7 +135,7 @@ _LOGICAL = {
 _SIZES = {AvroKind.UUID: 16, AvroKind.DURATION: 12}
 """The number of bytes of a fixed below these."""
 _WIDER = (frozenset({AvroKind.INT, AvroKind.LONG}), frozenset({AvroKind.FLOAT, AvroKind.DOUBLE}))
-"""Members of a union that are one column, of the wider type, as Spark's own reader makes it."""
+"""Members of a union that are one column, of the wider type, as Spark's own reader makes it. A writer's stay apart."""
 _PRIMITIVE = frozenset(
     {
         AvroKind.NULL,
@@ -163,7 +163,7 @@ def read_schema(text: str, *, of_columns: bool = True) -> AvroType:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise AvroSchemaError(f"is no JSON: {error}") from None
-    read = _Reader().type(given, "", "")
+    read = _Reader(of_columns=of_columns).type(given, "", "")
     if of_columns and (read.kind is AvroKind.NULL or (read.kind is AvroKind.RECORD and not read.parts)):
         raise AvroSchemaError("has no value that could be a column")
     return read
@@ -172,7 +172,8 @@ def read_schema(text: str, *, of_columns: bool = True) -> AvroType:
 class _Reader:
     """Reads types, with the names that are known so far and the records that are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_columns: bool) -> None:
+        self._wider = _WIDER if of_columns else ()
         self._named: dict[str, AvroType] = {}
         self._open: list[str] = []
 
@@ -297,7 +298,7 @@ class _Reader:
         if len(values) == 1:
             # Every column can be null.
             return replace(values[0], plain=plain)
-        for wider in _WIDER:
+        for wider in self._wider:
             if kinds <= wider and kinds != {min(wider)}:
                 last = max(values, key=lambda member: member.kind in (AvroKind.LONG, AvroKind.DOUBLE))
                 return replace(last, plain=plain)

@@ -120,6 +120,10 @@ def test_an_added_field_has_its_default(kind: Any, default: Any, wanted: Any) ->
         ("int", ["string", "long"], 3, {"string": None, "long": 3}),
         (["string", "int"], ["int", "string", "null"], "x", {"int": None, "string": "x"}),
         (["string", "int"], "string", "x", "x"),
+        (["int", "long"], "int", 3, 3),
+        (["int", "long"], ["long", "null", "int"], 2**40, 2**40),
+        (["null", "float", "double"], "double", 1.5, 1.5),
+        (["int", "long", "string"], ["string", "long"], 2**40, {"string": None, "long": 2**40}),
         ({"type": "array", "items": "int"}, {"type": "array", "items": "double"}, [1], [1.0]),
         ({"type": "map", "values": "int"}, {"type": "map", "values": ["null", "long"]}, {"a": 1}, [("a", 1)]),
         (COLOURS, enum("BLUE", "GREEN", "RED"), "RED", "RED"),
@@ -250,6 +254,7 @@ def test_a_type_that_is_named_again_is_followed_too() -> None:
         (["null", "int"], "int", [1, None], [1, None], "it is null at `v`, where the columns' schema allows none"),
         (COLOURS, enum("RED"), ["RED", "BLUE"], ["RED", None], "it is BLUE at `v`, a symbol that the columns' schema"),
         (["int", "string"], "int", [1, "x"], [1, None], "it is a string at `v`, which the columns' schema has no type"),
+        (["int", "long"], "int", [1, 2**40], [1, None], "it is a long at `v`, which the columns' schema has no type"),
         ("bytes", "string", [b"a", b"\xff"], ["a", None], "its bytes are no UTF-8"),
     ],
 )  # fmt: skip
