@@ -1,13 +1,17 @@
 """Turns values that were written by one Avro schema into values of another one, by the rules of Avro 1.12.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution: fields by name or alias, defaults for those that
-are added, promotions, enum defaults, unions by their first member that fits. Beyond them: a logical type that only one
-schema has is the reader's choice, and times become finer where the reader's are. Values are those of fastavro, with the
-names of records, enums and fixed within unions, and numbers in place of symbols elsewhere.
+are added, promotions, enum defaults, unions by their first member that fits; as in Avro's Java, one of the same name or
+type goes before others. Beyond them: a logical type that only one schema has is the reader's choice, and times become
+finer where the reader's are.
+
+Values are those that `headrace.spark.records.avro_values` reads: an enum is the number of its symbol, and a
+value of a union with a column for each member is {number of the member among those not null: its value}.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,27 +51,6 @@ def turn_between(writer: AvroType, reader: AvroType) -> Turn:
         more = len(resolver.differences) - len(shown)
         raise UnreadableSchemaError("; ".join(shown) + (f"; and {more} more" if more else ""))
     return turn
-
-
-def member_of(value: Any, union: AvroType) -> int:
-    """The number of the member of a union that a value belongs to. ``union`` has more than one beside null."""
-    if type(value) is tuple:
-        return next(number for number, (_, part) in enumerate(union.parts) if part.name == value[0])
-    kinds = {_below(part): number for number, (_, part) in enumerate(union.parts) if not part.name}
-    # The wider of two that the value may be of.
-    return next(number for kind in _KINDS[type(value)] if (number := kinds.get(kind)) is not None)
-
-
-_KINDS: Mapping[type, tuple[str, ...]] = {
-    bool: ("boolean",),
-    int: ("long", "int"),
-    float: ("double", "float"),
-    bytes: ("bytes",),
-    str: ("string",),
-    list: ("array",),
-    dict: ("map",),
-}
-"""What fastavro's values may be, where a union has them without a name."""
 
 
 def _below(made: AvroType) -> str:
@@ -130,8 +113,6 @@ class _Resolver:
         if turn is None:
             self._differ(place, writer, reader)
             return None
-        if isinstance(writer.plain, list) and not is_union and _below(writer) in _NAMED:
-            turn = _without_name(turn)
         if _is_nullable(reader):
             return lambda value: None if value is None else turn(value)
 
@@ -143,17 +124,24 @@ class _Resolver:
         return not_null if _is_nullable(writer) else turn
 
     def _from_union(self, writer: AvroType, reader: AvroType, place: str) -> Turn | None:
-        turns = [self._to_member(part, reader, place) for _, part in writer.parts]
+        turns: list[Turn | None] = []
+        first = len(self.differences)
+        for _, part in writer.parts:
+            known = len(self.differences)
+            turn_of = self._to_member(part, reader, place)
+            turns.append(turn_of if len(self.differences) == known else None)
         if not any(turns):
             return None
+        # A member that cannot be read is no matter for the others.
+        del self.differences[first:]
 
         def turn(value: Any) -> Any:
-            number = member_of(value, writer)
+            [(number, held)] = value.items()
             found = turns[number]
             if found is None:
                 name = writer.parts[number][0]
                 raise ValueMisfitError(f"it is a {name}{_at(place)}, which the columns' schema has no type for")
-            return found(value[1] if type(value) is tuple else value)
+            return found(held)
 
         return turn
 
@@ -163,15 +151,15 @@ class _Resolver:
             return None
         if reader.kind is not AvroKind.UNION:
             return self._plain(writer, reader, place)
-        for exactly in (True, False):
-            for _, part in reader.parts:
-                if (_below(writer) == _below(part)) != exactly:
-                    continue
-                known = len(self.differences)
-                turn = self._plain(writer, part, place)
-                if turn is not None and len(self.differences) == known:
-                    return _with_name(turn, part.name) if part.name else turn
-                del self.differences[known:]
+        for number, part in sorted(
+            ((number, part) for number, (_, part) in enumerate(reader.parts)),
+            key=lambda numbered: (_below(writer) != _below(numbered[1]), writer.name != numbered[1].name),
+        ):
+            known = len(self.differences)
+            turn = self._plain(writer, part, place)
+            if turn is not None and len(self.differences) == known:
+                return _of_member(number, turn)
+            del self.differences[known:]
         return None
 
     def _plain(self, writer: AvroType, reader: AvroType, place: str) -> Turn | None:
@@ -207,7 +195,7 @@ class _Resolver:
                 of = written.get(source) or replace(made, kind=AvroKind.NULL, plain="null")
                 turns.append((name, source, self.type(of, made, inner)))
             elif "default" in field:
-                turns.append((name, None, self._default(field["default"], made)))
+                turns.append((name, None, self._default(field["default"], made, inner)))
             else:
                 self.differences.append(
                     f"{inner} has no default, and the schema that it was written by does not have it"
@@ -231,42 +219,55 @@ class _Resolver:
         return lambda value: {key: element(each) for key, each in value.items()}
 
     def _enum(self, writer: AvroType, reader: AvroType, place: str) -> Turn:
-        written, known = writer.symbols, frozenset(reader.symbols)
-        default = self._readers[reader.name].get("default")
+        known = {symbol: number for number, symbol in enumerate(reader.symbols)}
+        default = known.get(self._readers[reader.name].get("default", ""))
+        numbers = [known.get(symbol, default) for symbol in writer.symbols]
 
         def turn(value: Any) -> Any:
-            if isinstance(value, int):
-                if not 0 <= value < len(written):
-                    raise ValueMisfitError(
-                        f"of an enum of {len(written)} symbols there is no number {value}{_at(place)}"
-                    )
-                value = written[value]
-            if value in known:
-                return value
-            if default is None:
-                raise ValueMisfitError(f"it is {value}{_at(place)}, a symbol that the columns' schema does not have")
-            return default
+            if not 0 <= value < len(numbers):
+                raise ValueMisfitError(f"of an enum of {len(numbers)} symbols there is no number {value}{_at(place)}")
+            if (number := numbers[value]) is None:
+                raise ValueMisfitError(
+                    f"it is {writer.symbols[value]}{_at(place)}, a symbol that the columns' schema does not have"
+                )
+            return number
 
         return turn
 
-    def _default(self, default: Any, made: AvroType) -> Any:
-        """The value of a field that was not written, as fastavro would have read it."""
+    def _default(self, default: Any, made: AvroType, place: str) -> Any:
+        """The value of a field that was not written, as if it had been read."""
         if default is None:
+            # Also where the type does not allow it, which is common: every column can be null.
             return None
         if made.kind is AvroKind.UNION:
-            part = next((part for _, part in made.parts if type(default) in _OF_JSON[_below(part)]), None)
-            value = None if part is None else self._default(default, part)
-            return (part.name, value) if part is not None and part.name else value
+            for number, (_, part) in enumerate(made.parts):
+                known = len(self.differences)
+                value = self._default(default, part, place)
+                if len(self.differences) == known:
+                    return {number: value}
+                del self.differences[known:]
+        elif _is_default(default, made):
+            return self._default_of_type(default, made, place)
+        self.differences.append(f"{place} has the default {json.dumps(default)}, which is no {_shown(made)}")
+        return None
+
+    def _default_of_type(self, default: Any, made: AvroType, place: str) -> Any:
         below, parts = _below(made), dict(made.parts)
         if below == "record":
-            fields = {field["name"]: field for field in self._readers[made.name]["fields"]}
-            default = {name: default.get(name, fields[name].get("default")) for name in parts}
-            return {name: self._default(each, parts[name]) for name, each in default.items()}
+            values = {}
+            for field in self._readers[made.name]["fields"]:
+                name = field["name"]
+                inner = f"{place}.{name}"
+                if name in parts and (name in default or "default" in field):
+                    values[name] = self._default(default.get(name, field.get("default")), parts[name], inner)
+                elif name in parts:
+                    self.differences.append(f"{inner} has no default, and neither has the default of {place}")
+            return values
         if below == "array":
-            return [self._default(each, parts[""]) for each in default]
+            return [self._default(each, parts[""], f"{place}[]") for each in default]
         if below == "map":
-            return {key: self._default(each, parts[""]) for key, each in default.items()}
-        return _OF_DEFAULT.get(below, _unchanged)(default)
+            return {key: self._default(each, parts[""], f"{place}[]") for key, each in default.items()}
+        return made.symbols.index(default) if below == "enum" else _OF_DEFAULT.get(below, _unchanged)(default)
 
     def _differ(self, place: str, writer: AvroType, reader: AvroType) -> None:
         of = place or "the value"
@@ -275,10 +276,10 @@ class _Resolver:
 
 def _promotion(writer: AvroType, reader: AvroType) -> Turn | None:
     turn = _PROMOTIONS.get((_below(writer), _below(reader)))
-    finer = _FINER.get((writer.kind, reader.kind))
-    if finer is None:
-        return None if _is_logical(writer) and _is_logical(reader) else turn
-    return lambda value: value * finer
+    if turn is not None and _is_logical(writer) and _is_logical(reader):
+        finer = _FINER.get((writer.kind, reader.kind))
+        return None if finer is None else (lambda value: _int(value) * finer)
+    return turn
 
 
 def _logical(writer: AvroType, reader: AvroType) -> Turn | None:
@@ -294,16 +295,18 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _with_name(turn: Turn, name: str) -> Turn:
-    return lambda value: (name, turn(value))
-
-
-def _without_name(turn: Turn) -> Turn:
-    return lambda value: turn(value[1] if type(value) is tuple else value)
+def _of_member(number: int, turn: Turn) -> Turn:
+    return lambda value: {number: turn(value)}
 
 
 def _is_logical(made: AvroType) -> bool:
     return made.kind.value != _below(made)
+
+
+def _int(value: int) -> int:
+    if not -(2**31) <= value < 2**31:
+        raise ValueMisfitError(f"{value} is no int of 32 bits")
+    return value
 
 
 def _decoded(value: bytes) -> str:
@@ -316,9 +319,9 @@ def _decoded(value: bytes) -> str:
 
 
 _PROMOTIONS: Mapping[tuple[str, str], Turn] = {
-    ("int", "long"): int,
-    ("int", "float"): float,
-    ("int", "double"): float,
+    ("int", "long"): _int,
+    ("int", "float"): lambda value: float(_int(value)),
+    ("int", "double"): lambda value: float(_int(value)),
     ("long", "float"): float,
     ("long", "double"): float,
     ("float", "double"): float,
@@ -326,6 +329,23 @@ _PROMOTIONS: Mapping[tuple[str, str], Turn] = {
     ("bytes", "string"): _decoded,
 }
 
+
+def _is_default(default: Any, made: AvroType) -> bool:
+    """Whether a value of JSON is one of a type that is no union, without what is below it."""
+    below = _below(made)
+    if type(default) not in _OF_JSON[below]:
+        return False
+    if below in _BOUNDS:
+        return bool(-_BOUNDS[below] <= default < _BOUNDS[below])
+    if below in ("float", "double"):
+        return not isinstance(default, str) or default in ("NaN", "Infinity", "-Infinity")
+    if below in ("bytes", "fixed"):
+        is_bytes = all(ord(each) < 256 for each in default)
+        return is_bytes and (below == "bytes" or len(default) == made.size)
+    return below != "enum" or default in made.symbols
+
+
+_BOUNDS = {"int": 2**31, "long": 2**63}
 _OF_JSON: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "int": (int,),

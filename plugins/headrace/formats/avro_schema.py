@@ -78,6 +78,7 @@ class AvroType:
     scale: int = 0
     leaves: int = 1
     """The number of columns in it, of all depths."""
+    depth: int = 1
 
     def ddl(self, decimals: Decimals = "number") -> str:
         """The type of the value in Spark's DDL. ``decimals``: whether decimals are numbers, or texts."""
@@ -145,7 +146,7 @@ _CONNECT_NAMES = {
 _SIZES = {AvroKind.UUID: 16, AvroKind.DURATION: 12}
 """The number of bytes of a fixed below these."""
 _WIDER = (frozenset({AvroKind.INT, AvroKind.LONG}), frozenset({AvroKind.FLOAT, AvroKind.DOUBLE}))
-"""Members of a union that are one column, of the wider type, as Spark's own reader makes it."""
+"""Members of a union that are one column, of the wider type, as Spark's own reader makes it. A writer's stay apart."""
 _PRIMITIVE = frozenset(
     {
         AvroKind.NULL,
@@ -173,16 +174,17 @@ def read_schema(text: str, *, of_columns: bool = True) -> AvroType:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise AvroSchemaError(f"is no JSON: {error}") from None
-    read = _Reader().type(given, "", "")
+    read = _AvroReader(of_columns=of_columns).type(given, "", "")
     if of_columns and (read.kind is AvroKind.NULL or (read.kind is AvroKind.RECORD and not read.parts)):
         raise AvroSchemaError("has no value that could be a column")
     return read
 
 
-class _Reader:
+class _AvroReader:
     """Reads types, with the names that are known so far and the records that are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_columns: bool) -> None:
+        self._wider = _WIDER if of_columns else ()
         self._named: dict[str, AvroType] = {}
         self._open: list[str] = []
 
@@ -190,14 +192,12 @@ class _Reader:
         """The type of a place, such as "items[].price". ``space``: the namespace that names are in."""
         if place.count(".") + place.count("[") > MAX_DEPTH:
             raise AvroSchemaError(f"is deeper than {MAX_DEPTH} levels at {place}")
+        given = _unwrapped(given)
         if isinstance(given, str):
             return self._by_name(given, space, place)
         if isinstance(given, list):
             return self._union(given, space, place)
         kind = given.get("type") if isinstance(given, dict) else None
-        if isinstance(kind, dict | list):
-            # {"type": {"type": "string"}}, which Avro's own tools write.
-            return self.type(kind, space, place)
         if not isinstance(kind, str):
             raise AvroSchemaError(f"has {_shown(given)} in place of a type{_at(place)}")
         defining = {
@@ -266,7 +266,7 @@ class _Reader:
         kinds = {name: part.kind for name, part in parts}
         if full == AvroKind.VARIABLE_DECIMAL and kinds == {"scale": AvroKind.INT, "value": AvroKind.BYTES}:
             return self._define(full, AvroType(AvroKind.VARIABLE_DECIMAL, read, full, tuple(parts)))
-        return self._define(full, _of_parts(AvroKind.RECORD, read, tuple(parts), full))
+        return self._define(full, _of_parts(AvroKind.RECORD, read, tuple(parts), place, full))
 
     def _enum(self, given: Mapping[str, Any], space: str, place: str) -> AvroType:
         full, symbols = self._full_name(given, space, place), given.get("symbols")
@@ -295,11 +295,16 @@ class _Reader:
             raise AvroSchemaError(f"has an array whose elements have no bytes{_at(place)}")
         if part.kind is AvroKind.NULL:
             raise AvroSchemaError(f"has a map whose values can only be null{_at(place)}")
-        return _of_parts(kind, {"type": kind.value, key: part.plain}, (("", part),))
+        return _of_parts(kind, {"type": kind.value, key: part.plain}, (("", part),), place)
 
     def _union(self, given: list[Any], space: str, place: str) -> AvroType:
+        if any(isinstance(_unwrapped(each), list) for each in given):
+            raise AvroSchemaError(f"has a union within a union{_at(place)}")
         members = [self.type(each, space, place) for each in given]
         plain = [member.plain for member in members]
+        types = [member.name or _type_name(member) for member in members]
+        if double := sorted({name for name in types if types.count(name) > 1}):
+            raise AvroSchemaError(f"has a union with two members of the type {double[0]}{_at(place)}")
         values = [member for member in members if member.kind is not AvroKind.NULL]
         if not values:
             return AvroType(AvroKind.NULL, plain)
@@ -307,20 +312,33 @@ class _Reader:
         if len(values) == 1:
             # Every column can be null.
             return replace(values[0], plain=plain)
-        for wider in _WIDER:
+        for wider in self._wider:
             if kinds <= wider and kinds != {min(wider)}:
                 last = max(values, key=lambda member: member.kind in (AvroKind.LONG, AvroKind.DOUBLE))
                 return replace(last, plain=plain)
-        return _of_parts(AvroKind.UNION, plain, tuple(zip(_member_names(values), values, strict=True)))
+        return _of_parts(AvroKind.UNION, plain, tuple(zip(_member_names(values), values, strict=True)), place)
 
 
-def _of_parts(kind: AvroKind, plain: Any, parts: tuple[tuple[str, AvroType], ...], name: str = "") -> AvroType:
+def _of_parts(
+    kind: AvroKind, plain: Any, parts: tuple[tuple[str, AvroType], ...], place: str, name: str = ""
+) -> AvroType:
     leaves = sum(part.leaves for _, part in parts)
     if leaves > MAX_COLUMNS:
         raise AvroSchemaError(
             f"has {leaves:,} columns{f' in the record {name}' * bool(name)}, more than {MAX_COLUMNS:,}"
         )
-    return AvroType(kind, plain, name, parts, leaves=leaves)
+    # A name stands for all that is below it, whatever the place says.
+    depth = 1 + max((part.depth for _, part in parts), default=0)
+    if depth > MAX_DEPTH:
+        raise AvroSchemaError(f"is deeper than {MAX_DEPTH} levels{_at(place)}")
+    return AvroType(kind, plain, name, parts, leaves=leaves, depth=depth)
+
+
+def _unwrapped(given: Any) -> Any:
+    """The type within {"type": {"type": "string"}}, which Avro's own tools write."""
+    while isinstance(given, dict) and isinstance(given.get("type"), dict | list):
+        given = given["type"]
+    return given
 
 
 def _member_names(members: list[AvroType]) -> list[str]:

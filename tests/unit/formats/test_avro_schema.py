@@ -138,6 +138,13 @@ REFUSED = {
     "no symbols": (json.dumps({"type": "enum", "name": "E", "symbols": []}), "the enum E without symbols"),
     "no size": (json.dumps({"type": "fixed", "name": "F"}), "the fixed F without a size"),
     "no items": (json.dumps({"type": "array"}), "array without items"),
+    "a union within a union": (json.dumps(["null", ["int", "string"]]), "a union within a union"),
+    "two members of a type": (
+        json.dumps(["int", {"type": "int", "logicalType": "date"}]),
+        "two members of the type int",
+    ),
+    "two arrays": (json.dumps([{"type": "array", "items": each} for each in ("int", "long")]), "of the type array"),
+    "unions without end": ('[{"type": ' * 400 + '"int"' + "}]" * 400, "a union within a union"),
     "a deep type": ('{"type": "array", "items": ' * 70 + '"int"' + "}" * 70, "deeper than 64 levels"),
 }
 
@@ -157,6 +164,22 @@ def test_records_within_records_do_not_make_columns_without_end() -> None:
         inner = {"type": "record", "name": f"R{number}", "fields": fields}
     with pytest.raises(AvroSchemaError, match=r"columns in the record R\d+, more than 10,000"):
         read_schema(json.dumps(inner))
+
+
+def chain_of(records: int) -> str:
+    """Records that are each defined in a place that is not deep, and have a field that names the one before."""
+    chain = [{"type": "record", "name": "R0", "fields": [{"name": "n", "type": "int"}]}]
+    for one in range(1, records):
+        chain.append({"type": "record", "name": f"R{one}", "fields": [{"name": "below", "type": f"R{one - 1}"}]})
+    fields = [{"name": f"f{number}", "type": each} for number, each in enumerate(chain)]
+    return json.dumps({"type": "record", "name": "Top", "fields": fields})
+
+
+def test_a_name_is_as_deep_as_what_it_stands_for() -> None:
+    assert read_schema(chain_of(62)).depth == 64
+    for records in (63, 80):
+        with pytest.raises(AvroSchemaError, match="is deeper than 64 levels"):
+            read_schema(chain_of(records))
 
 
 def test_a_schema_of_a_megabyte_is_read_at_once() -> None:

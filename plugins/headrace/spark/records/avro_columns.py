@@ -23,8 +23,6 @@ _WIDEST_DECIMAL = 16
 """Bytes of an unscaled number in Arrow's decimal128."""
 _MOST_BYTES = 2**31 - 64
 """Of a batch, whose places Arrow counts with 32 bits."""
-# fastavro does not say which of two members a number belongs to.
-_SAME_IN_PYTHON = (("int", "long"), ("float", "double"))
 
 
 class AvroColumns:
@@ -46,16 +44,21 @@ class AvroColumns:
 
         Raises UnfitError if one does not fit its type.
         """
-        _, offsets, buffer = values.buffers()
-        places = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-        if buffer is None or places[-1] > _MOST_BYTES:
+        data, places = bytes_and_places(values)
+        if not len(data) or places[-1] > _MOST_BYTES:
             return pa.array([], self._column), np.zeros(len(values), bool)
-        data = np.frombuffer(buffer, np.uint8)
         found, kept = self._scan.scan(data, places[:-1], places[1:])
         if isinstance(found, Branches) and self._made.kind is not AvroKind.UNION and not _all_values(found):
             # A value that is null has a reason.
             raise UnfitError("it is null")
-        return _Arrays(buffer, self._text).array(self._made, self._column, found, int(kept.sum())), kept
+        return _Arrays(values.buffers()[2], self._text).array(self._made, self._column, found, int(kept.sum())), kept
+
+
+def bytes_and_places(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Numbers]:
+    """The bytes of binary values, and where in them each begins, and the last ends."""
+    _, offsets, buffer = values.buffers()
+    places = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    return np.frombuffer(buffer if buffer is not None else b"", np.uint8), places
 
 
 def _all_values(found: Branches) -> bool:
@@ -66,13 +69,6 @@ def _check(made: AvroType) -> None:
     """Raise NotScannedError if the type has what only fastavro decodes."""
     if made.kind is AvroKind.VARIABLE_DECIMAL or (made.kind is AvroKind.RECORD and not made.parts):
         raise NotScannedError("a record without columns")
-    if made.kind is AvroKind.UNION:
-        # Named members come with their names.
-        plain = [
-            part.plain if isinstance(part.plain, str) else part.plain["type"] for _, part in made.parts if not part.name
-        ]
-        if len(set(plain)) < len(plain) or any(set(same) <= set(plain) for same in _SAME_IN_PYTHON):
-            raise NotScannedError("a union of two types that Python has as one")
     for _, part in made.parts:
         _check(part)
 

@@ -1,7 +1,8 @@
 """Values below Avro's logical types, as Arrow arrays of what they mean.
 
-Values are given as fastavro reads them, with None where there is none; numbers may be an array of numpy. Each function
-raises ValueError, an ArithmeticError, or an error of Arrow, if a value does not fit its type.
+Values are given as `headrace.spark.records.avro_values` reads them, with None where there is none: an enum's symbol is
+its number. Numbers may be an array of numpy. Each function raises ValueError, an ArithmeticError, or an error of Arrow,
+if a value does not fit its type.
 """
 
 from __future__ import annotations
@@ -26,20 +27,8 @@ def _as_they_are(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _bytes(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
-    return pa.array(without_name(values), kind)
-
-
-def without_name(values: Sequence[Any]) -> list[Any]:
-    """The values of a fixed or an enum, which come with their name within a union."""
-    return [value[1] if type(value) is tuple else value for value in values]
-
-
 def _symbols(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
-    plain = without_name(values)
-    if any(type(value) is str for value in plain):
-        return pa.array(plain, kind)
-    numbers = pa.array(plain, pa.int64())
+    numbers = pa.array(values, pa.int64())
     number = len(made.symbols)
     epoch_times.check_between(numbers, 0, number - 1, f"of an enum of {number} symbols there is no such number")
     return pa.array(made.symbols, kind).take(numbers)
@@ -50,11 +39,11 @@ def _unscaled(value: bytes) -> int:
 
 
 def _decimals(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
-    return pa.array([None if value is None else _decimal(value, made) for value in without_name(values)], kind)
+    return pa.array([None if value is None else _decimal(value, made) for value in values], kind)
 
 
 def decimal_texts(values: Sequence[Any], made: AvroType) -> pa.Array:
-    made_texts = [None if value is None else f"{_decimal(value, made):f}" for value in without_name(values)]
+    made_texts = [None if value is None else f"{_decimal(value, made):f}" for value in values]
     return pa.array(made_texts, pa.string())
 
 
@@ -72,7 +61,7 @@ _MOST_SHIFTED = 400
 
 def _variable_decimals(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
     """Decimals that each have a scale of their own, as texts."""
-    return pa.array([None if value is None else _variable_decimal(value) for value in without_name(values)], kind)
+    return pa.array([None if value is None else _variable_decimal(value) for value in values], kind)
 
 
 def _variable_decimal(value: Mapping[str, Any]) -> str:
@@ -83,7 +72,7 @@ def _variable_decimal(value: Mapping[str, Any]) -> str:
 
 
 def _uuids(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
-    texts = [str(uuid.UUID(bytes=value)) if isinstance(value, bytes) else value for value in without_name(values)]
+    texts = [str(uuid.UUID(bytes=value)) if isinstance(value, bytes) else value for value in values]
     return pa.array(texts, kind)
 
 
@@ -108,10 +97,9 @@ def _times_of_day(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
 
 def _durations(values: Sequence[Any], kind: Any, _: AvroType) -> pa.Array:
     """Months, days and milliseconds, each of four bytes, little-endian and without a sign."""
-    plain = without_name(values)
     parts = [
         pa.array(
-            [None if value is None else int.from_bytes(value[at : at + 4], "little") for value in plain], pa.int64()
+            [None if value is None else int.from_bytes(value[at : at + 4], "little") for value in values], pa.int64()
         )
         for at in (0, 4, 8)
     ]
@@ -125,8 +113,8 @@ CONVERSIONS: Mapping[AvroKind, Callable[[Sequence[Any], Any, AvroType], pa.Array
     AvroKind.FLOAT: _as_they_are,
     AvroKind.DOUBLE: _as_they_are,
     AvroKind.STRING: _as_they_are,
-    AvroKind.BYTES: _bytes,
-    AvroKind.FIXED: _bytes,
+    AvroKind.BYTES: _as_they_are,
+    AvroKind.FIXED: _as_they_are,
     AvroKind.ENUM: _symbols,
     AvroKind.DECIMAL: _decimals,
     AvroKind.UUID: _uuids,

@@ -99,6 +99,9 @@ class _Bytes:
                 byte = self.data.take(at, mode="clip")
                 value[going] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * number)
                 cells.at[going] = at + 1
+                if number == _MOST_OF_A_NUMBER - 1:
+                    # Of the last byte, one bit counts.
+                    self.left_out[cells.row[going[byte > 1]]] = True
                 going = going[byte >= 0x80]
                 if not len(going):
                     break

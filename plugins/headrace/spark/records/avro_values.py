@@ -6,13 +6,15 @@ errors are the reasons. It reads by the schema without its logical types; these 
 which is faster, and exact: fastavro's own dates end with the year 9999, and its times have no nanoseconds. Only a batch
 with a value that does not fit is divided until these are found.
 
-fastavro takes what no writer makes, and this module refuses it: bytes behind the value, and an enum's index below 0.
+fastavro does not say of which member of a union a number is, so it reads by another schema, which stands for the same
+bytes (`_to_read`). It also takes what no writer makes, and this module refuses it: bytes behind the value, a number of
+an enum's symbol below 0, and what `AvroDamage` finds.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -21,14 +23,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.formats.avro_evolution import ValueMisfitError, member_of, turn_between
+from headrace.formats.avro_evolution import ValueMisfitError, turn_between
 from headrace.formats.avro_references import joined
 from headrace.formats.avro_schema import AvroKind, AvroSchemaError, AvroType, read_schema
 from headrace.formats.missing_library import LibraryMissingError
 from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
-from headrace.spark.records.avro_columns import AvroColumns, merged
+from headrace.spark.records.avro_columns import AvroColumns, bytes_and_places, merged
 from headrace.spark.records.avro_conversions import CONVERSIONS, absent, decimal_texts
-from headrace.spark.records.avro_scan import NotScannedError
+from headrace.spark.records.avro_damage import AvroDamage, DamagedError
+from headrace.spark.records.avro_scan import AvroScan, NotScannedError
 from headrace.spark.records.exact_columns import UnfitError, element_offsets, unfit
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 60
 _FEWEST_ROWS = 256
 """Fewer are decoded one by one, which is faster."""
+_FEWEST_TO_SCAN = 64
+"""Damage is looked for in fewer one by one."""
 
 
 class AvroValues:
@@ -73,7 +78,8 @@ class AvroValues:
         self._column = _column(made, column, "$", text=decimals == "text")
         self._columns = _columns(made, column, written, text=decimals == "text")
         self._read = fastavro.schemaless_reader
-        self._schema: Any = fastavro.parse_schema(_with_numbers(written.plain, {}))
+        self._schema = _to_read(written)
+        self._scan, self._damage = AvroScan(written.plain), AvroDamage(written.plain)
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """The values of binary ``values``, and the reasons by row of those that are refused, which are null."""
@@ -96,7 +102,8 @@ class AvroValues:
 
     def _decode_each(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         refused: dict[int, str] = {}
-        read = [self._one(row, value, refused) for row, value in enumerate(values.to_pylist())]
+        whole = self._proved(values)
+        read = [self._one(row, value, refused, row in whole) for row, value in enumerate(values.to_pylist())]
         try:
             decoded = self._column.array(read)
         except UnfitError:
@@ -106,12 +113,22 @@ class AvroValues:
             decoded = self._column.array(read)
         return decoded, {row: f"{self._wanted}: {reason}" for row, reason in refused.items()}
 
-    def _one(self, row: int, value: bytes | None, refused: dict[int, str]) -> Any:
+    def _proved(self, values: pa.Array) -> frozenset[int]:
+        """Rows of values that have no damage, as far as that is known at once."""
+        if len(values) < _FEWEST_TO_SCAN:
+            return frozenset()
+        data, places = bytes_and_places(values)
+        if not len(data):
+            return frozenset()
+        return frozenset(np.flatnonzero(self._scan.scan(data, places[:-1], places[1:])[1]).tolist())
+
+    def _one(self, row: int, value: bytes | None, refused: dict[int, str], whole: bool) -> Any:
         if value is None:
             return None
         given = io.BytesIO(value)
         try:
-            read = self._read(given, self._schema, None, return_named_type=True)
+            read: Any = self._read(given, self._schema, None)
+            read = read[""]
         except Exception as error:
             # Whatever the bytes are, they are one record's.
             refused[row] = _reason(error)
@@ -119,12 +136,13 @@ class AvroValues:
         if given.tell() != len(value):
             refused[row] = f"{len(value) - given.tell()} bytes follow it"
             return None
-        if read is None:
-            refused[row] = "it is null"
-            return None
         try:
+            if not whole:
+                self._damage.check(value)
+            if read is None:
+                raise ValueMisfitError("it is null")
             return read if self._turn is None else self._turn(read)
-        except ValueMisfitError as error:
+        except (DamagedError, ValueMisfitError) as error:
             refused[row] = str(error)
             return None
 
@@ -164,28 +182,57 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:_SHOWN_CHARACTERS]}"
 
 
-def _with_numbers(plain: Any, enums: dict[str, Any], *, in_union: bool = False) -> Any:
-    """The schema with the numbers of enums in place of their symbols, as they are encoded, so that a number below 0 is
-    seen. In a union an enum stays: its value is told from others by its name.
+def _to_read(made: AvroType) -> Any:
+    """The schema by which fastavro reads values, which come as the field "" of a record.
 
-    ``enums``: those met before, by name: the definition if it is not in the schema, None if it is.
+    It stands for the same bytes, and is made as fastavro's own parser would, so that the schema is not parsed again. By
+    it, an enum is its number; and a value of a union that has a column for each member is a record whose only field has
+    the number of the member as its name.
     """
+    return {**_record_of({"": _types_to_read(made, made.plain, {})}), "__fastavro_parsed": True, "__named_schemas": {}}
+
+
+def _record_of(fields: Mapping[Any, Any]) -> dict[str, Any]:
+    listed = [{"name": name, "type": kind} for name, kind in fields.items()]
+    return {"type": "record", "name": "Record", "fields": listed}
+
+
+def _types_to_read(made: AvroType, plain: Any, named: dict[str, Any]) -> Any:
+    """``plain`` is that of ``made``, or one of its members. ``named``: the types that have a name, and were met."""
     if isinstance(plain, list):
-        return [_with_numbers(each, enums, in_union=len(plain) > 1) for each in plain]
+        return _members_to_read(made, plain, named)
     if isinstance(plain, str):
-        if plain not in enums or not in_union:
-            return "int" if plain in enums else plain
-        definition, enums[plain] = enums[plain], None
-        return plain if definition is None else definition
-    if plain["type"] == "enum":
-        enums[plain["name"]] = None if in_union else plain
-        return plain if in_union else "int"
-    below = {key: _with_numbers(plain[key], enums) for key in ("items", "values") if key in plain}
-    if "fields" in plain:
-        below["fields"] = [
-            {"name": each["name"], "type": _with_numbers(each["type"], enums)} for each in plain["fields"]
-        ]
-    return {**{key: value for key, value in plain.items() if key not in ("default", "aliases")}, **below}
+        return named.get(plain, plain)
+    read = plain
+    if plain["type"] == "record":
+        parts = dict(made.parts)
+        read = _record_of(
+            {
+                field["name"]: _types_to_read(parts.get(field["name"], _NULL), field["type"], named)
+                for field in plain["fields"]
+            }
+        )
+    elif plain["type"] in ("array", "map"):
+        key = "items" if plain["type"] == "array" else "values"
+        return {"type": plain["type"], key: _types_to_read(made.parts[0][1], plain[key], named)}
+    named[plain["name"]] = "int" if plain["type"] == "enum" else read
+    return named[plain["name"]]
+
+
+def _members_to_read(made: AvroType, plain: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+    is_union, number = made.kind is AvroKind.UNION, 0
+    read: list[Any] = []
+    for each in plain:
+        if each == "null":
+            read.append(each)
+            continue
+        member = _types_to_read(made.parts[number][1] if is_union else made, each, named)
+        read.append(_record_of({number: member}) if is_union else member)
+        number += 1
+    return read
+
+
+_NULL = AvroType(AvroKind.NULL, "null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +274,17 @@ def _column(made: AvroType, kind: Any, place: str, *, text: bool) -> _Column:
 
 
 def _records(values: Sequence[Any], made: AvroType, fields: Sequence[pa.Field], below: Sequence[_Column]) -> pa.Array:
-    # Within a union a record comes with its name.
-    held = [value[1] if type(value) is tuple else value for value in values]
     arrays = [
-        column.array([None if value is None else value[name] for value in held])
+        column.array([None if value is None else value[name] for value in values])
         for (name, _), column in zip(made.parts, below, strict=True)
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(fields), mask=absent(values))
 
 
-def _members(values: Sequence[Any], made: AvroType, fields: Sequence[pa.Field], below: Sequence[_Column]) -> pa.Array:
+def _members(values: Sequence[Any], _: AvroType, fields: Sequence[pa.Field], below: Sequence[_Column]) -> pa.Array:
     """A column for each member of a union, of which one has the value."""
-    member = [None if value is None else member_of(value, made) for value in values]
     arrays = [
-        column.array([value if number == member_of else None for value, member_of in zip(values, member, strict=True)])
+        column.array([None if value is None else value.get(number) for value in values])
         for number, column in enumerate(below)
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(fields), mask=absent(values))

@@ -9,7 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given as given_any
+from hypothesis import settings
+from hypothesis import strategies as st
 from tests.support.avro_examples import arrow_of, encoded, logical, record, unscaled
+from tests.support.avro_pairs import Pairs, resolved
+from tests.unit.spark.records.test_avro_columns import Schemas
 
 from headrace.formats.avro_references import joined
 from headrace.formats.avro_schema import read_schema
@@ -36,15 +41,18 @@ def field(name: str, kind: Any, **more: Any) -> Any:
 
 def read(writer: Any, reader: Any, *values: Any) -> tuple[list[Any], dict[int, str]]:
     """The values, encoded by ``writer``, as ``reader`` has them."""
+    return read_bytes(writer, reader, *(encoded(writer, value) for value in values))
+
+
+def read_bytes(writer: Any, reader: Any, *given: bytes) -> tuple[list[Any], dict[int, str]]:
     text = json.dumps(reader)
     made = AvroValues(
         arrow_of(read_schema(text), "number"), schema=text, writer=SchemaText(json.dumps(writer)).to_json()
     )
-    given = [encoded(writer, value) for value in values]
     array, refused = made.decode(pa.array(given, pa.binary()))
     array.validate(full=True)
     # So many are decoded together, without fastavro where that is exact.
-    many, _ = made.decode(pa.array(given * _MANY, pa.binary()))
+    many, _ = made.decode(pa.array([*given] * _MANY, pa.binary()))
     assert repr(many.to_pylist()[-len(given) :]) == repr(array.to_pylist())
     return array.to_pylist(), refused
 
@@ -112,6 +120,10 @@ def test_an_added_field_has_its_default(kind: Any, default: Any, wanted: Any) ->
         ("int", ["string", "long"], 3, {"string": None, "long": 3}),
         (["string", "int"], ["int", "string", "null"], "x", {"int": None, "string": "x"}),
         (["string", "int"], "string", "x", "x"),
+        (["int", "long"], "int", 3, 3),
+        (["int", "long"], ["long", "null", "int"], 2**40, 2**40),
+        (["null", "float", "double"], "double", 1.5, 1.5),
+        (["int", "long", "string"], ["string", "long"], 2**40, {"string": None, "long": 2**40}),
         ({"type": "array", "items": "int"}, {"type": "array", "items": "double"}, [1], [1.0]),
         ({"type": "map", "values": "int"}, {"type": "map", "values": ["null", "long"]}, {"a": 1}, [("a", 1)]),
         (COLOURS, enum("BLUE", "GREEN", "RED"), "RED", "RED"),
@@ -132,6 +144,88 @@ def test_an_added_field_has_its_default(kind: Any, default: Any, wanted: Any) ->
 )  # fmt: skip
 def test_a_value_becomes_the_columns_type(writer: Any, reader: Any, value: Any, wanted: Any) -> None:
     assert one(writer, reader, value) == wanted
+
+
+DATE, TIME = logical("int", "date"), logical("long", "timestamp-millis")
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "value", "wanted"),
+    [
+        ([DATE, TIME], ["string", TIME, DATE], b"\0\2", {"string": None, "long": None,
+                                                       "int": datetime.date(1970, 1, 2)}),
+        ([DATE, TIME], ["string", TIME, DATE], b"\2\2",
+         {"string": None, "long": datetime.datetime(1970, 1, 1, 0, 0, 0, 1000, UTC), "int": None}),
+        (["string", "int"], ["float", "string", "int"], b"\2\2", {"float": None, "string": None, "int": 1}),
+        (["string", COLOURS], [enum("BLUE", "RED"), "int"], b"\2\2", {"Colour": "BLUE", "int": None}),
+        (["null", COLOURS], [enum("BLUE"), "null", "int"], b"\2\2", {"Colour": "BLUE", "int": None}),
+        ("boolean", ["int", "boolean"], b"\1", {"int": None, "boolean": True}),
+        ([named("a.X", field("n", "int")), named("b.X", field("n", "int"))],
+         ["string", named("a.X", field("n", "int")), named("b.X", field("n", "int"))], b"\2\2",
+         {"string": None, "a.X": None, "b.X": {"n": 1}}),
+    ],
+)  # fmt: skip
+def test_a_value_becomes_a_member_that_is_known(writer: Any, reader: Any, value: bytes, wanted: Any) -> None:
+    values, refused = read_bytes(record(("v", writer)), record(("v", reader)), value)
+    assert (values, refused) == ([{"v": wanted}], {})
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "value", "why"),
+    [
+        (["null", COLOURS], COLOURS, b"\2\1", "of an enum of 2 symbols there is no number -1 at `v`"),
+        (["string", COLOURS], [COLOURS, "int"], b"\2\1", "of an enum of 2 symbols there is no number -1 at `v`"),
+        ("int", "long", b"\x80\x80\x80\x80\x10", "2147483648 is no int of 32 bits"),
+        ("int", "double", b"\x80\x80\x80\x80\x10", "2147483648 is no int of 32 bits"),
+        ("boolean", ["int", "boolean"], b"\2", "a truth value is 2"),
+        ([named("P", field("x", "int")), named("Q", field("x", "int"))],
+         [named("P", field("x", "int"), field("y", "int")), named("Q", field("x", "int"))], b"\0\2",
+         "it is a P at `v`, which the columns' schema has no type for"),
+        ([named("P", field("x", "int")), "string"],
+         [named("P", field("x", "int"), field("y", "int")), "string"], b"\0\2", "it is a P at `v`"),
+        ([named("P", field("x", "int")), named("Q", field("x", "int"))],
+         named("P", field("x", "int"), field("y", "int"), aliases=["Q"]), b"\0\2", ""),
+    ],
+)  # fmt: skip
+def test_a_value_of_damaged_or_unknown_members_is_refused(writer: Any, reader: Any, value: bytes, why: str) -> None:
+    written, wanted = record(("v", writer)), record(("v", reader))
+    if not why:
+        with pytest.raises(UnreadableSchemaError, match="y has no default"):
+            read_bytes(written, wanted, value)
+        return
+    values, refused = read_bytes(written, wanted, value)
+    assert values == [None]
+    assert why in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        ("int", "x"),
+        ("int", 2**31),
+        ("int", True),
+        ("string", 1),
+        ("double", "much"),
+        ("bytes", "\u0100"),
+        ({"type": "fixed", "name": "F", "size": 2}, "abc"),
+        (COLOURS, "GREEN"),
+        ({"type": "array", "items": "int"}, ["x"]),
+        (named("P", field("x", "int")), {}),
+        (named("P", field("x", "int")), "x"),
+        (["int", "string"], 1.5),
+    ],
+)
+def test_a_default_of_another_type_is_told(kind: Any, default: Any) -> None:
+    reader = named("shop.Order", field("a", "int"), field("new", kind, default=default))
+    with pytest.raises(UnreadableSchemaError, match=r"new.* has (no|the) default"):
+        read(record(("a", "int")), reader)
+
+
+def test_a_default_of_a_union_is_of_the_first_that_fits() -> None:
+    reader = named("shop.Order", field("new", ["int", "string", "double"], default="x"))
+    assert read(record(("a", "int")), reader, {"a": 1})[0] == [{"new": {"int": None, "string": "x", "double": None}}]
+    reader = named("shop.Order", field("new", ["double", "string"], default="x"))
+    assert read(record(("a", "int")), reader, {"a": 1})[0] == [{"new": {"double": None, "string": "x"}}]
 
 
 def test_names_are_followed_by_aliases() -> None:
@@ -160,6 +254,7 @@ def test_a_type_that_is_named_again_is_followed_too() -> None:
         (["null", "int"], "int", [1, None], [1, None], "it is null at `v`, where the columns' schema allows none"),
         (COLOURS, enum("RED"), ["RED", "BLUE"], ["RED", None], "it is BLUE at `v`, a symbol that the columns' schema"),
         (["int", "string"], "int", [1, "x"], [1, None], "it is a string at `v`, which the columns' schema has no type"),
+        (["int", "long"], "int", [1, 2**40], [1, None], "it is a long at `v`, which the columns' schema has no type"),
         ("bytes", "string", [b"a", b"\xff"], ["a", None], "its bytes are no UTF-8"),
     ],
 )  # fmt: skip
@@ -211,3 +306,26 @@ def test_a_schema_is_joined_with_those_that_it_refers_to() -> None:
     assert made.columns() == "`net` STRUCT<`amount` BIGINT, `currency` STRING>, " + (
         "`tax` STRUCT<`amount` BIGINT, `currency` STRING>"
     )
+
+
+@settings(max_examples=150, deadline=None)
+@given_any(st.integers(0, 2**32))
+def test_random_pairs_of_schemas_are_read_as_fastavro_does(seed: int) -> None:
+    """One by one, and many together."""
+    writer, reader = Pairs(seed).record()
+    schemas = Schemas(seed)
+    # No key twice: of two, columns refuse a wrong one that fastavro does not keep, or the other way round.
+    schemas.fits = True
+    values = [schemas.value(writer) for _ in range(_MANY)]
+    text = json.dumps(reader)
+    made = AvroValues(
+        arrow_of(read_schema(text), "number"), schema=text, writer=SchemaText(json.dumps(writer)).to_json()
+    )
+    array = pa.array(values, pa.binary())
+    each, refused = made._decode_each(array)
+    wanted = resolved(writer, reader, values)
+    assert repr(each.to_pylist()) == repr(wanted)
+    assert sorted(refused) == [row for row, value in enumerate(wanted) if value is None]
+    together, of_many = made.decode(array)
+    assert repr(together.to_pylist()) == repr(wanted)
+    assert of_many == refused

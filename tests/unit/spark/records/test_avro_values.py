@@ -18,6 +18,7 @@ from tests.support.avro_examples import (
     VALUES,
     arrow_of,
     encoded,
+    fixed,
     logical,
     record,
     unscaled,
@@ -77,6 +78,53 @@ def test_an_enum_may_be_named_within_a_union_later() -> None:
     assert read == {"first": "BLUE", "second": {"string": None, "Colour": "RED"}, "third": "BLUE"}
 
 
+DATE = logical("int", "date")
+TIME = logical("long", MILLIS)
+POINT = {"type": "record", "name": "Point", "fields": [{"name": "on", "type": [DATE, TIME]}]}
+WHICH: dict[str, tuple[Any, bytes, Any]] = {
+    "a date beside a time": ([DATE, TIME], b"\0\2", {"int": datetime.date(1970, 1, 2), "long": None}),
+    "a time beside a date": (
+        ["null", DATE, TIME], b"\4\2", {"int": None, "long": datetime.datetime(1970, 1, 1, 0, 0, 0, 1000, UTC)}
+    ),
+    "a small long": (["int", "string", "long"], b"\4\2", {"int": None, "string": None, "long": 1}),
+    "an int": (["int", "string", "long"], b"\0\2", {"int": 1, "string": None, "long": None}),
+    "a float": (["double", "float", "int"], b"\2\0\0\0\0", {"double": None, "float": 0.0, "int": None}),
+    "a truth beside a number": (["boolean", "int"], b"\0\1", {"boolean": True, "int": None}),
+    "two enums with one symbol": (
+        [ENUM, {**ENUM, "name": "Other"}], b"\2\2", {"Colour": None, "Other": "BLUE"}
+    ),
+    "a map beside a record": (
+        [{"type": "map", "values": "int"}, POINT],
+        b"\2\0\2",
+        {"map": None, "Point": {"on": {"int": datetime.date(1970, 1, 2), "long": None}}},
+    ),
+    "a time of a fixed": (
+        [logical({"type": "fixed", "name": "A", "size": 2}, "decimal", precision=4), DATE, fixed(1)],
+        b"\4a",
+        {"A": None, "int": None, "Fixed": b"a"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHICH)
+@pytest.mark.parametrize("number", [1, 300])
+def test_a_value_is_of_the_member_that_was_written(name: str, number: int) -> None:
+    """Alone, and of so many that they are decoded together."""
+    kind, value, wanted = WHICH[name]
+    schema = record(("u", kind), ("many", {"type": "array", "items": "int"}))
+    assert decoded(schema, *[value + b"\0"] * number) == ([{"u": wanted, "many": []}] * number, {})
+
+
+def test_members_are_told_where_a_type_is_named_again() -> None:
+    schema = record(("a", POINT), ("b", "shop.Point"), ("c", ["null", "shop.Point", ENUM]), ("d", ["null", "Colour"]))
+    schema["fields"][0]["type"] = {**POINT, "namespace": "shop"}
+    on = {"int": datetime.date(1970, 1, 2), "long": None}
+    value = b"\0\2" + b"\0\2" + b"\2\0\2" + b"\2\2"
+    (read,), refused = decoded(schema, value)
+    assert refused == {}
+    assert read == {"a": {"on": on}, "b": {"on": on}, "c": {"Point": {"on": on}, "Colour": None}, "d": "BLUE"}
+
+
 SHORT = record(("n", "int"), ("s", "string"))
 UNFIT: dict[str, tuple[Any, bytes, str]] = {
     "no bytes": (SHORT, b"", "it ends too early"),
@@ -86,6 +134,31 @@ UNFIT: dict[str, tuple[Any, bytes, str]] = {
     "an int of 40 bits": (SHORT, encoded(record(("n", "long"), ("s", "string")), {"n": 2**40, "s": ""}), "at `$.n`"),
     "no such symbol": (record(("c", ENUM)), b"\x04", "of an enum of 2 symbols there is no such number"),
     "a symbol below 0": (record(("c", ENUM)), b"\x01", "there is no such number"),
+    "a symbol below 0 that may be null": (record(("c", ["null", ENUM])), b"\x02\x01", "there is no such number"),
+    "a symbol below 0 of a union": (record(("c", ["string", ENUM])), b"\x02\x01", "there is no such number"),
+    "a symbol of a union that is not there": (record(("c", ["string", ENUM])), b"\x02\x04", "no such number"),
+    "a member below 0": (record(("u", ["null", "int"])), b"\x01\x02", "a member of a union that is not there"),
+    "the last member from below": (
+        record(("u", ["null", "int", "string"])), b"\x05", "a member of a union that is not there"
+    ),
+    "a truth of two": (record(("t", "boolean")), b"\x02", "a truth value is 2, and not 0 or 1"),
+    "a truth of 255 that may be null": (record(("t", ["null", "boolean"])), b"\x02\xff", "a truth value is 255"),
+    "a truth of two in a map": (
+        record(("t", {"type": "map", "values": "boolean"})), b"\x02\x00\x02\x00", "a truth value is 2"
+    ),
+    "a number of 65 bits": (record(("n", "long")), b"\xff" * 9 + b"\x02", "more than 64 bits"),
+    "a number of eleven bytes": (record(("n", "long")), b"\x80" * 10 + b"\x00", "more than 64 bits"),
+    "a member below 0 in the second block": (
+        record(("u", {"type": "array", "items": ["null", fixed(2), DATE]})),
+        b"\x02\x02ab" + b"\x01\x04\x04\x02" + b"\x02\x01\x02" + b"\x00",
+        "a member of a union that is not there",
+    ),
+    "a list of -2^63": (
+        record(("a", {"type": "array", "items": "double"})),
+        b"\xff" * 9 + b"\x01\x00\x00",
+        "a list has more elements than bytes",
+    ),
+    "no truth": (record(("t", "boolean")), b"", "it ends too early"),
     "no such member": (record(("u", ["null", "int"])), b"\x04", "a member of a union that is not there"),
     "too many digits": (record(("d", logical("bytes", "decimal", precision=2))), b"\x02\x64", "more than 2 digits"),
     "the year 10000": (record(("d", logical("int", "date"))), encoded("int", 2_932_897), "the year is not 1 to 9999"),
@@ -96,7 +169,7 @@ UNFIT: dict[str, tuple[Any, bytes, str]] = {
         "no time of a day",
     ),
     "a time before the day": (record(("t", logical("long", "time-micros"))), b"\x01", "no time of a day"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNFIT)
