@@ -312,20 +312,40 @@ def columns_of_source(
     source = pa.StructArray.from_arrays(
         texts, names=list(SOURCE), mask=pa.array([not there for there in present], pa.bool_())
     )
-    names = ("connector", "lsn", "sequence", "file", "pos", "row", "ts_ms", "ord", "txnNumber")
-    positions = [
-        position(op, dict(zip(names, given, strict=True))) if may else None
-        for op, may, *given in zip(ops, positioned, *(of[name] for name in names), strict=True)
+    return {
+        "source": source,
+        "position": _positions(of, ops, positioned),
+        "changed_at": _times(of, times),
+    }
+
+
+_OF_POSITION = ("connector", "lsn", "sequence", "file", "pos", "row", "ts_ms", "ord", "txnNumber")
+
+
+def _positions(of: Mapping[str, Sequence[Any]], ops: Sequence[Any], positioned: Sequence[bool]) -> pa.Array:
+    if set(of["connector"]) == {"postgresql"} and set(map(type, of["lsn"])) == {int} and all(positioned):
+        numbers = pa.array(of["lsn"], pa.int64())
+        if pc.min(numbers).as_py() > 0:
+            return pc.subtract(numbers, pa.array([op == "r" for op in ops], pa.bool_()).cast(pa.int64()))
+    numbers = [
+        position(op, dict(zip(_OF_POSITION, given, strict=True))) if may else None
+        for op, may, *given in zip(ops, positioned, *(of[name] for name in _OF_POSITION), strict=True)
     ]
+    return pa.array(numbers, pa.int64())
+
+
+def _times(of: Mapping[str, Sequence[Any]], times: Sequence[Any]) -> pa.Array:
+    kind = pa.timestamp("us", "UTC")
+    if set(map(type, of["ts_us"])) == {int}:
+        numbers = pa.array(of["ts_us"], pa.int64())
+        bounds = pc.min_max(numbers).as_py()
+        if bounds["min"] >= 0 and bounds["max"] <= _MOST_MILLIS * 1_000:
+            return numbers.cast(kind)
     at = [
         _micros(us, ms if ms is not None else sent)
         for us, ms, sent in zip(of["ts_us"], of["ts_ms"], times, strict=True)
     ]
-    return {
-        "source": source,
-        "position": pa.array(positions, pa.int64()),
-        "changed_at": pa.array(at, pa.timestamp("us", "UTC")),
-    }
+    return pa.array(at, kind)
 
 
 def _texts(values: Sequence[Any]) -> pa.Array:
@@ -471,7 +491,7 @@ class _Reader:
         held = _read_envelope(payload)
         if held.op not in _OPERATIONS:
             raise _RefusedError(f"it has the operation {held.op!r}, which headrace does not know")
-        before, after = (self._row(fields.get(part)) for part in ("before", "after"))
+        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
         self._flat = False
         return _Event(held.op, before, after, held.source, held.transaction, held.ts_ms, schema)
 
@@ -507,7 +527,7 @@ class _Reader:
         return self._of_fields(data, inside, schema, headers)
 
     def _envelope_of_cloud(self, fields: Mapping[str, Any], schema: int, said: Mapping[str, str | None]) -> _Event:
-        before, after = (self._row(fields.get(part)) for part in ("before", "after"))
+        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
         source = _Source(**{name: said.get(name.replace("_", "").lower()) for name in SOURCE_FIELDS})
         transaction = (
             _Transaction(said["txid"], said.get("txtotalorder"), said.get("txdatacollectionorder"))
@@ -567,8 +587,8 @@ class _Reader:
             self._opening, self._schema = opening, number
         return payload, number
 
-    def _row(self, raw: Any) -> Any:
-        """A row of its JSON, or of a text of MongoDB that is one; None if there is none."""
+    def _row(self, raw: Any, part: str = "") -> Any:
+        """A row of its JSON, or of a text of MongoDB that is one; None if there is none. ``part``: of an envelope."""
         text = b"null" if raw is None else bytes(raw)
         if text[:1] == b'"':
             text = _plain_document(msgspec.json.decode(text, type=str))
@@ -577,7 +597,10 @@ class _Reader:
                 return reader(text)
             except REFUSED:
                 continue
-        return self._row_readers[-1](text)
+        try:
+            return self._row_readers[-1](text)
+        except msgspec.DecodeError as error:
+            raise _RefusedError(str(error).replace("`$", f"`$.{part}") if part else str(error)) from None
 
 
 def _changes_no_row(names: Set[str]) -> str | None:
