@@ -32,6 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "index": ("warm_batch", "--records", "500000", "--peer"),
     "index-transformed": ("warm_batch", "--records", "500000", "--peer", "--transform"),
     "small-batches": ("warm_batch", "--records", "1000"),
+    "decode": ("decoding",),
     "scan": ("log_scan",),
     "idle": ("idle",),
     "recovery": ("recovery",),

@@ -116,7 +116,9 @@ def postgres_server() -> Iterator[PostgresServer]:
     """The session's Postgres; it survives kill -9 of itself, not of the machine (no fsync)."""
     with (
         new_server_folder() as folder,
-        PostgresServer(folder, settings={"fsync": "off", "synchronous_commit": "off"}) as server,
+        PostgresServer(
+            folder, settings={"fsync": "off", "synchronous_commit": "off", "wal_level": "logical"}
+        ) as server,
     ):
         yield server
 

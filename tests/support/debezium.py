@@ -21,10 +21,7 @@ from headrace.devstack.postgres import USER, PostgresServer
 from headrace.devstack.registry import RegistryServer
 from headrace.devstack.server import LOOPBACK, Server, free_port
 
-Converter = Literal["json", "json-schema-part", "avro", "cloudevents"]
-
-POSTGRES_SETTINGS = {"wal_level": "logical"}
-"""What a `PostgresServer` needs for it."""
+Converter = Literal["json", "json-schema-part", "avro"]
 
 FLATTENED = {
     "transforms": "unwrap",
@@ -40,14 +37,15 @@ class Debezium(Server):
     ``<prefix>.<schema>.<table>``.
 
     What it has sent is in ``folder`` and in Postgres' slot, so a start after `stop` goes on there, and one after `kill`
-    sends some changes again. The slot holds Postgres' log until the database is dropped, for which `drop_slot` has to
-    come first. ``settings`` are added to the connector's, or replace them.
+    may send changes again. Postgres, which needs ``wal_level=logical``, keeps its log for the slot until the database
+    is dropped. ``settings`` are added to the connector's, or replace them.
 
     ``converter``: "json" is the events alone, "json-schema-part" has Connect's schema in each, "avro" needs a
     ``registry`` and writes Confluent's wire format.
     """
 
     name = "debezium"
+    ready_seconds = 240.0
 
     def __init__(
         self,
@@ -70,6 +68,7 @@ class Debezium(Server):
         self._postgres = postgres
         self._database = database
         self._launched = datetime.now(UTC)
+        self._converter = converter
         self._settings = (
             self._connector(tables, prefix)
             | _converters(converter, registry)
@@ -82,8 +81,9 @@ class Debezium(Server):
         super().launch()
 
     def specify(self) -> ProcessSpec:
-        for bundle in ("debezium-postgres", "connect-avro"):
-            self._add_plugin(bundle)
+        self._add_plugin("debezium-postgres")
+        if self._converter == "avro":
+            self._add_plugin("connect-avro")  # only there: Connect looks through all classes of all plugins
         worker = self._write("worker.properties", self._worker())
         connector = self._write("connector.properties", self._settings)
         jars = ":".join(str(jar) for jar in bundle_jars("connect"))
@@ -133,14 +133,6 @@ class Debezium(Server):
             dbname=self._database,
             autocommit=True,
         )
-
-    def drop_slot(self) -> None:
-        """Have Postgres forget this stopped Debezium."""
-        with self.connect() as connection:
-            connection.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
-                (self.slot,),
-            )
 
     def _worker(self) -> dict[str, str]:
         return {
@@ -202,13 +194,6 @@ def _converters(converter: Converter, registry: RegistryServer | None) -> dict[s
         "value.converter": json_converter,
         "value.converter.schemas.enable": schemas,
     }
-    if converter == "cloudevents":
-        settings |= {
-            "value.converter": "io.debezium.converters.CloudEventsConverter",
-            "value.converter.serializer.type": "json",
-            "value.converter.data.serializer.type": "json",
-            "value.converter.json.schemas.enable": "false",
-        }
     if converter == "avro":
         if registry is None:
             raise ValueError("Avro needs a registry.")

@@ -13,13 +13,10 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Literal
 
-MAX_SCHEMA_BYTES = 4 * 1024 * 1024
-"""Of a schema's text. One of a megabyte is read in a tenth of a second."""
+from headrace.formats.schema_text import MAX_COLUMNS, MAX_DEPTH, MAX_SCHEMA_BYTES
+
 _MAX_DIGITS = 38
 """The most digits of a decimal in Spark."""
-_MAX_DEPTH = 64
-_MAX_COLUMNS = 10_000
-"""Of all depths. A record that is named in many places has its columns in each."""
 _SHOWN_CHARACTERS = 60
 
 Decimals = Literal["number", "text"]
@@ -191,8 +188,8 @@ class _Reader:
 
     def type(self, given: Any, space: str, place: str) -> AvroType:
         """The type of a place, such as "items[].price". ``space``: the namespace that names are in."""
-        if place.count(".") + place.count("[") > _MAX_DEPTH:
-            raise AvroSchemaError(f"is deeper than {_MAX_DEPTH} levels at {place}")
+        if place.count(".") + place.count("[") > MAX_DEPTH:
+            raise AvroSchemaError(f"is deeper than {MAX_DEPTH} levels at {place}")
         if isinstance(given, str):
             return self._by_name(given, space, place)
         if isinstance(given, list):
@@ -319,9 +316,9 @@ class _Reader:
 
 def _of_parts(kind: AvroKind, plain: Any, parts: tuple[tuple[str, AvroType], ...], name: str = "") -> AvroType:
     leaves = sum(part.leaves for _, part in parts)
-    if leaves > _MAX_COLUMNS:
+    if leaves > MAX_COLUMNS:
         raise AvroSchemaError(
-            f"has {leaves:,} columns{f' in the record {name}' * bool(name)}, more than {_MAX_COLUMNS:,}"
+            f"has {leaves:,} columns{f' in the record {name}' * bool(name)}, more than {MAX_COLUMNS:,}"
         )
     return AvroType(kind, plain, name, parts, leaves=leaves)
 

@@ -13,6 +13,13 @@ class UnreadableSchemaError(ValueError):
     """No value that was written by a schema can be read by another one; the text has what differs."""
 
 
+MAX_SCHEMA_BYTES = 4 * 1024 * 1024
+"""Of a schema's text. One of a megabyte is read in a tenth of a second."""
+MAX_DEPTH = 64
+MAX_COLUMNS = 10_000
+"""Of all depths. A type that is named in many places has its columns in each."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaText:
     """A schema in Avro's JSON, in Protobuf's language, or in JSON Schema.

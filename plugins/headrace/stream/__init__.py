@@ -7,6 +7,8 @@ from headrace.stream.decoders import (
     DebeziumKeyDecoder,
     DecoderDefinition,
     JsonDecoder,
+    JsonSchemaDecoder,
+    ProtobufDecoder,
     Utf8Decoder,
 )
 from headrace.stream.fields import BatchTrigger
@@ -62,6 +64,7 @@ __all__ = [
     "Input",
     "InputDefinition",
     "JsonDecoder",
+    "JsonSchemaDecoder",
     "KafkaInput",
     "KafkaOutput",
     "KeyIds",
@@ -71,6 +74,7 @@ __all__ = [
     "Output",
     "OutputDefinition",
     "ParquetOutput",
+    "ProtobufDecoder",
     "ReceiverInput",
     "RecordIds",
     "SparkSettings",

@@ -1,4 +1,4 @@
-"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, and those of other packages."""
+"""The decoders of keys and values: bytes, UTF-8, JSON, Avro, Protobuf, JSON Schema, and those of other packages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from pydantic import (
 )
 
 from headrace.errors import HeadraceError
-from headrace.formats import change_events
+from headrace.formats import change_events, json_schema, protobuf_schema
 from headrace.formats.avro_references import joined
 from headrace.formats.avro_schema import AvroKind, Decimals, read_schema
 from headrace.formats.change_events import DecimalTexts, TimeUnit
+from headrace.formats.json_schema import DateTimes, JsonType
+from headrace.formats.protobuf_schema import Enums, Nanoseconds, ProtobufSchemaError, ProtoKind, ProtoType, Unset
 from headrace.formats.schema_text import SchemaText
 from headrace.stream.contract import DECODER_SHAPES, KindDefinition, Shape
 from headrace.stream.ddl import (
@@ -236,17 +238,23 @@ class SchemaDecoder(DecoderDefinition):
 
     @model_validator(mode="after")
     def _has_one_schema(self) -> Self:
+        own = self._own_schema
         given = [name for name in ("subject", "version") if getattr(self, name) is not None]
-        if self.schema_text is None and self.registry is None:
+        if own is None and self.registry is None:
             raise ValueError("has no schema: give schema_text, or the connection of a registry")
-        if given and (self.schema_text is not None or self.registry is None):
-            why = "schema_text is the schema of the columns" if self.schema_text else "there is no registry"
+        if given and (own is not None or self.registry is None):
+            why = "schema_text is the schema of the columns" if own is not None else "there is no registry"
             raise ValueError(f"{' and '.join(given)}: names a schema of a registry, but {why}; leave one out")
         if self.refused_ids and self.registry is None:
             raise ValueError("refused_ids: only values in the frame of a registry have the id of a schema")
-        if self.schema_text is not None:
-            self._check(SchemaText(self.schema_text))
+        if own is not None:
+            self._check(own)
         return self
+
+    @property
+    def _own_schema(self) -> SchemaText | None:
+        """The schema of the definition itself."""
+        return None if self.schema_text is None else SchemaText(self.schema_text)
 
     def _check(self, schema: SchemaText) -> None:
         """Raise ValueError if values of the schema have no columns."""
@@ -263,7 +271,7 @@ class SchemaDecoder(DecoderDefinition):
     @property
     def reader(self) -> SchemaText | None:
         """The schema of the columns; None as long as it is a question to a registry."""
-        return SchemaText(self.schema_text) if self.schema_text is not None else self._reader
+        return self._own_schema or self._reader
 
     @property
     def column(self) -> str:
@@ -291,7 +299,7 @@ class SchemaDecoder(DecoderDefinition):
 
     @property
     def question(self) -> SchemaQuestion | None:
-        if self.registry is None or self.schema_text is not None:
+        if self.registry is None or self._own_schema is not None:
             return None
         return SchemaQuestion(self.registry, self.format, self.subject, self.version)
 
@@ -359,6 +367,162 @@ class AvroDecoder(SchemaDecoder):
         return "Avro", f"`{made.name or made.kind.value}`"
 
 
+class ProtobufDecoder(SchemaDecoder):
+    """Decode Protobuf. Values that do not fit their schema, or that the columns' schema cannot read, are dead-lettered.
+
+    A value is the bytes of one message, in the frame of a registry if there is one. A schema of the definition is
+    either ``schema_text``, in Protobuf's language, with the texts of the files that it imports as ``imports``, by their
+    names; or ``descriptor_set``, compiled: the bytes, or their base64, of what ``protoc --include_imports
+    --descriptor_set_out`` writes. The definition keeps the compiled one. docs/types.md says what each of Protobuf's
+    types becomes. Hosts of Spark need the extra ``registry``.
+    """
+
+    of: ClassVar[str] = "headrace.spark.records.protobuf_values:values_of"
+    format: ClassVar[str] = "PROTOBUF"
+
+    kind: Literal["protobuf"] = "protobuf"
+    descriptor_set: str = Field(
+        default="", description="A FileDescriptorSet in base64, with all imported files.", repr=False
+    )
+    message: str = Field(
+        default="",
+        description='The full name of the message, such as "shop.Order"; with a registry by default the first of the '
+        "schema.",
+    )
+    unset: Unset = Field(
+        default="default",
+        description="Fields without presence that a message does not have: their default, or null. Fields with "
+        "presence are null.",
+    )
+    enums: Enums = Field(default="name", description="Enums as names, or as numbers.")
+    nanoseconds: Nanoseconds = Field(
+        default="refuse",
+        description="A Timestamp with nanoseconds, which Spark's times do not have: a dead letter, cut to its "
+        "microsecond, or all Timestamps as texts with nine digits.",
+    )
+    # Of a definition in Python. They are compiled, and not kept.
+    schema_text: str | None = Field(default=None, exclude=True, repr=False)
+    imports: Mapping[str, str] | None = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def description(self) -> tuple[str, str]:
+        return "Protobuf", f"`{self.message}`" if self.message else f"connection `{self.registry}`"
+
+    @property
+    def _own_schema(self) -> SchemaText | None:
+        return SchemaText(self.descriptor_set) if self.descriptor_set else None
+
+    def _check(self, schema: SchemaText) -> None:
+        if self.descriptor_set and not self.message:
+            raise ValueError("message: name the message of the schema that a value is")
+        with _named("the schema"):
+            self._column_of(schema)
+
+    def _column_of(self, schema: SchemaText) -> str:
+        made = self._type_of(schema)
+        if made.kind is ProtoKind.MESSAGE:
+            return made.columns(self.enums, self.nanoseconds)
+        return made.ddl(self.enums, self.nanoseconds)
+
+    def _settings(self, schema: SchemaText) -> dict[str, JsonValue]:
+        compiled, message = self._compiled(schema)
+        settings: dict[str, JsonValue] = {"unset": self.unset, "enums": self.enums, "nanoseconds": self.nanoseconds}
+        return {"schema": compiled, "message": message, **settings}
+
+    def _compiled(self, schema: SchemaText) -> tuple[str, str]:
+        """The compiled schema, and the name of the message."""
+        if self.descriptor_set:
+            return self.descriptor_set, self.message
+        from headrace.formats.protobuf_compiler import compile_schema
+
+        compiled = compile_schema(schema)
+        return compiled, self.message or protobuf_schema.message_at(compiled, (0,))
+
+    def _type_of(self, schema: SchemaText) -> ProtoType:
+        return protobuf_schema.read_schema(*self._compiled(schema))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schema_is_compiled(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        given = dict(given)
+        text, imports = given.pop("schema_text", None), given.pop("imports", None)
+        compiled = given.get("descriptor_set")
+        if text is None and imports:
+            raise ValueError("imports are those of schema_text, which is not given")
+        if text is not None and compiled:
+            raise ValueError("has schema_text and descriptor_set; leave one out")
+        if text is not None:
+            if not isinstance(text, str) or not _are_texts(imports or {}):
+                raise ValueError("schema_text must be a text, and imports texts by names")
+            from headrace.formats.protobuf_compiler import compile_schema
+
+            with _named("schema_text"):
+                given["descriptor_set"] = compile_schema(SchemaText(text, tuple((imports or {}).items())))
+        elif compiled and isinstance(compiled, str | bytes):
+            with _named("descriptor_set"):
+                given["descriptor_set"] = protobuf_schema.check_encoded(compiled)
+        return given
+
+
+@contextlib.contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Put the field's name before an error of its schema."""
+    try:
+        yield
+    except ProtobufSchemaError as error:
+        raise ProtobufSchemaError(f"{field} {error}") from None
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(each, str) for pair in given.items() for each in pair)
+
+
+class JsonSchemaDecoder(SchemaDecoder):
+    """Decode JSON objects by a JSON Schema. Values that are not valid by it, or do not fit its columns, are
+    dead-lettered.
+
+    A value is the JSON itself, in the frame of a registry if there is one. ``schema_text`` is the schema;
+    ``references`` are the schemas that it refers to, directly or not, by the URI in ``$ref``: nothing else is ever
+    read. docs/types.md says what each type becomes. Hosts of Spark need the extra ``registry``.
+    """
+
+    of: ClassVar[str] = "headrace.spark.records.json_schema_values:values_of"
+    format: ClassVar[str] = "JSON"
+    bytes_are_json: ClassVar[bool] = True
+
+    kind: Literal["json_schema"] = "json_schema"
+    references: dict[str, str] = Field(default={}, description="The texts of the schemas that it refers to, by URI.")
+    date_times: DateTimes = Field(
+        default="timestamp",
+        description='Texts of the format "date-time" as times with microseconds, or as the texts that they are.',
+    )
+
+    @property
+    def description(self) -> tuple[str, str]:
+        reader = self.reader
+        if reader is None:
+            return "JSON Schema", f"connection `{self.registry}`"
+        made = json_schema.read_schema(reader)
+        return "JSON Schema", f"`{made.title}`" if made.title else ""
+
+    @property
+    def _own_schema(self) -> SchemaText | None:
+        return None if self.schema_text is None else SchemaText(self.schema_text, tuple(self.references.items()))
+
+    def _column_of(self, schema: SchemaText) -> str:
+        return self._type_of(schema).columns(self.date_times)
+
+    def _settings(self, schema: SchemaText) -> dict[str, JsonValue]:
+        references: dict[str, JsonValue] = dict(schema.references)
+        return {"schema": schema.text, "references": references, "date_times": self.date_times}
+
+    @staticmethod
+    def _type_of(schema: SchemaText) -> JsonType:
+        return json_schema.read_schema(schema)
+
+
 class _OfDebezium(DecoderDefinition):
     """What the decoders of change events and of their keys have in common."""
 
@@ -397,7 +561,7 @@ class DebeziumKeyDecoder(_OfDebezium):
         return "Debezium's key", f"`{self.fields}`"
 
 
-_OF_EVENTS = (JsonDecoder, AvroDecoder)
+_OF_EVENTS = (JsonDecoder, AvroDecoder, ProtobufDecoder, JsonSchemaDecoder)
 
 if TYPE_CHECKING:
     EventDecoder = DecoderDefinition
@@ -538,7 +702,11 @@ def _ambiguous_names(stream: StreamFields, field: str, columns: str) -> Iterator
         )
 
 
-_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder, AvroDecoder, DebeziumDecoder, DebeziumKeyDecoder)
+_BUILT_IN = (
+    *(BytesDecoder, Utf8Decoder, JsonDecoder),
+    *(AvroDecoder, ProtobufDecoder, JsonSchemaDecoder),
+    *(DebeziumDecoder, DebeziumKeyDecoder),
+)
 
 if TYPE_CHECKING:
     Decoder = DecoderDefinition

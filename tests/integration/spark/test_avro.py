@@ -13,14 +13,14 @@ from tests.unit.formats.test_avro_schema import COLUMNS
 
 from headrace.formats.avro_schema import read_schema
 from headrace.spark.records.arrow_types import arrow_type
-from headrace.stream import AvroDecoder, ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream import AvroDecoder, DecoderDefinition, ElasticsearchOutput, KafkaInput, Stream
 from headrace.testing.extensions import check_decoder
 from headrace.testing.transforms import run_transform
 
 pytestmark = pytest.mark.slow
 
 
-def stream_of(decoder: AvroDecoder, tmp_path: Any, **fields: Any) -> Stream:
+def stream_of(decoder: DecoderDefinition, tmp_path: Any, **fields: Any) -> Stream:
     return Stream(
         name="orders",
         inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="orders", value_decoder=decoder),

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from headrace.formats.change_events import PER_SECOND, PLAIN, DecimalTexts, Meaning, Said, TimeUnit
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError
-from headrace.spark.records.json_objects import ANY_TEXT, Values
+from headrace.spark.records.json_objects import ANY_TEXT, PlaceValues
 from headrace.spark.records.json_objects import leaf as json_leaf
 
 _SECONDS_A_DAY = 86_400
@@ -45,7 +45,7 @@ class ConnectLeaf:
     decimals: DecimalTexts
     time_zone: str = "UTC"
 
-    def __call__(self, kind: pa.DataType, place: str) -> Values:
+    def __call__(self, kind: pa.DataType, place: str) -> PlaceValues:
         said = None if self.said is None else self.said.get(place, PLAIN)
         json = json_leaf(kind, place, time_zone=self.time_zone)
         if pa.types.is_decimal(kind):
@@ -72,7 +72,7 @@ class ConnectLeaf:
 
 
 class _Leaf:
-    """Values that one function converts; an error of it means that some do not fit."""
+    """PlaceValues that one function converts; an error of it means that some do not fit."""
 
     def __init__(self, strict: Any, loose: Any, place: str, convert: _Convert) -> None:
         self.strict = strict
@@ -125,7 +125,7 @@ def _truths(values: Sequence[Any]) -> pa.Array:
 _NO_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def _floats(values: Sequence[Any], *, kind: Any, json: Values) -> pa.Array:
+def _floats(values: Sequence[Any], *, kind: Any, json: PlaceValues) -> pa.Array:
     if str not in set(map(type, values)):
         return json.array(values)
     finite = json.array([value if type(value) is not str else None for value in values])
@@ -142,7 +142,7 @@ def _days(numbers: pa.Array) -> pa.Array:
     return numbers.cast(pa.int32()).cast(pa.date32())
 
 
-def _dates(values: Sequence[Any], *, kind: Any, json: Values) -> pa.Array:
+def _dates(values: Sequence[Any], *, kind: Any, json: PlaceValues) -> pa.Array:
     numbers, texts = _split(values)
     if numbers is None:
         return json.array(_without_z(texts))
@@ -157,7 +157,7 @@ def _moments(numbers: pa.Array, per_second: int) -> pa.Array:
     return numbers.cast(pa.timestamp(_UNITS[per_second]))
 
 
-def _times(values: Sequence[Any], *, kind: Any, per_second: int, said: Said | None, json: Values) -> pa.Array:
+def _times(values: Sequence[Any], *, kind: Any, per_second: int, said: Said | None, json: PlaceValues) -> pa.Array:
     numbers, texts = _split(values)
     if said is not None and said.meaning is Meaning.LOCAL_TEXT and kind.tz is None:
         texts = _without_z(texts)
@@ -177,7 +177,9 @@ def _times(values: Sequence[Any], *, kind: Any, per_second: int, said: Said | No
     return _joined(moments.cast(pa.timestamp("us")).cast(kind), texts, json.array)
 
 
-def _times_of_day(values: Sequence[Any], *, kind: Any, per_second: int, said: Said | None, json: Values) -> pa.Array:
+def _times_of_day(
+    values: Sequence[Any], *, kind: Any, per_second: int, said: Said | None, json: PlaceValues
+) -> pa.Array:
     numbers, texts = _split(values)
     if said is not None and said.meaning is Meaning.LOCAL_TEXT:
         texts = _without_z(texts)
@@ -299,7 +301,7 @@ def _variable(held: _Object) -> tuple[int, int]:
     return _unscaled(held.value), held.scale
 
 
-def _decimals(values: Sequence[Any], *, kind: Any, said: Said | None, as_base64: bool, json: Values) -> pa.Array:
+def _decimals(values: Sequence[Any], *, kind: Any, said: Said | None, as_base64: bool, json: PlaceValues) -> pa.Array:
     scale = kind.scale if said is None or said.scale is None else said.scale
     others: list[Any] = [None] * len(values)
     made: list[int | None] = [None] * len(values)

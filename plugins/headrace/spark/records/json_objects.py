@@ -12,7 +12,7 @@ from __future__ import annotations
 import binascii
 import decimal
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -39,9 +39,12 @@ class JsonObjects:
     """Decodes into ``kind``, which ``fields`` names in errors. Texts of times without an offset are in ``time_zone``, a
     name of the IANA database."""
 
-    def __init__(self, kind: pa.StructType, time_zone: str = "UTC", fields: str = "") -> None:
+    def __init__(
+        self, kind: pa.StructType, time_zone: str = "UTC", fields: str = "", own: OwnPlaces | None = None
+    ) -> None:
+        """``own``: the places that are not converted by the table."""
         self._wanted = f"no JSON object of {fields}" if fields else "no such JSON object"
-        self._objects = Objects(kind, "$", partial(leaf, time_zone=time_zone))
+        self._objects = Objects(kind, "$", partial(leaf, time_zone=time_zone), own)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self._objects.strict).decode
         self._decode_texts: Callable[[bytes], Any] | None = None
         if self._objects.loose is not self._objects.strict:
@@ -123,7 +126,7 @@ def not_utf8(values: pa.Array) -> dict[int, str]:
     return {}
 
 
-class Values(Protocol):
+class PlaceValues(Protocol):
     """The values of one place in the objects. ``strict`` is their type for msgspec; ``loose`` takes any value for a
     STRING, as its text in the record."""
 
@@ -135,10 +138,13 @@ class Values(Protocol):
         ...
 
 
-Leaf = Callable[[pa.DataType, str], Values]
+MakePlaceValues = Callable[[pa.DataType, str], PlaceValues]
+"""Makes the values of a place of an Arrow type; the place is as in "$.items[].price"."""
+OwnPlaces = Mapping[str, "OwnPlaces | MakePlaceValues"]
+"""By a field's name; "" is the element of a list or map."""
 
 
-class _Plain:
+class PlainValues:
     """Values that are converted by one function; an error of it means that some do not fit."""
 
     def __init__(self, strict: Any, kind: pa.DataType, place: str, convert: _Conversion) -> None:
@@ -167,23 +173,23 @@ class _Texts:
     @staticmethod
     def array(values: Sequence[Any]) -> pa.Array:
         if msgspec.Raw in set(map(type, values)):
-            values = [_text(value) if isinstance(value, msgspec.Raw) else value for value in values]
+            values = [raw_text(value) if isinstance(value, msgspec.Raw) else value for value in values]
         return pa.array(values, pa.string())
 
 
-class _Decimals:
+class DecimalValues:
     """Values of a DECIMAL. msgspec gives them as their text in the record, since it takes other texts for numbers than
     JSON does."""
 
     def __init__(self, kind: Any, place: str) -> None:
         self.strict = self.loose = msgspec.Raw | msgspec.UnsetType
-        self._kind, self._place = kind, place
+        self.kind, self._place = kind, place
         # Arrow is given only what fits: it crashed on 1E-999999999.
         self._context = decimal.Context(prec=kind.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
         self._unit = decimal.Decimal((0, (1,), -kind.scale))
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        return pa.array([None if value is None else self._decimal(value) for value in values], self._kind)
+        return pa.array([None if value is None else self._decimal(value) for value in values], self.kind)
 
     def _decimal(self, raw: msgspec.Raw) -> decimal.Decimal | None:
         """The decimal of a JSON number, or of a text that is one."""
@@ -191,21 +197,29 @@ class _Decimals:
         if shown == "null":
             return None
         try:
-            number = msgspec.json.decode(raw, type=str) if shown[0] == '"' else shown
-            if shown is number or _NUMBER.fullmatch(number):
-                return self._context.quantize(decimal.Decimal(number), self._unit)
-        except (ArithmeticError, msgspec.DecodeError):
+            is_text = shown[0] == '"'
+            number = self.number(msgspec.json.decode(raw, type=str)) if is_text else decimal.Decimal(shown)
+            return self._context.quantize(number, self._unit)
+        except (ArithmeticError, ValueError, msgspec.DecodeError):
             pass
-        raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
+        raise UnfitError(f"Not exactly {self.kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
+
+    def number(self, text: str) -> decimal.Decimal:
+        """The number of a text, which is one of JSON. Raises ValueError, or an ArithmeticError."""
+        if not _NUMBER.fullmatch(text):
+            raise ValueError("no number of JSON")
+        return decimal.Decimal(text)
 
 
 class Objects:
-    """Values of a STRUCT. ``leaf`` makes the columns of what is no struct, list or map, by type and place."""
+    """Values of a STRUCT. ``leaf`` makes the values of a place that is no struct, list or map; ``own`` those of its
+    places, whatever they are."""
 
-    def __init__(self, kind: pa.StructType, place: str, leaf: Leaf) -> None:
+    def __init__(self, kind: pa.StructType, place: str, leaf: MakePlaceValues, own: OwnPlaces | None = None) -> None:
         self.kind = kind
         self._fields = {
-            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", leaf)) for n, field in enumerate(kind)
+            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", leaf, (own or {}).get(field.name)))
+            for n, field in enumerate(kind)
         }
         rename = {name: field.name for name, (field, _) in self._fields.items()}
         given: Any = {"gc": False, "rename": rename, "kw_only": True}
@@ -251,7 +265,7 @@ class _Optional:
 class _Lists:
     """Values of an ARRAY."""
 
-    def __init__(self, kind: Any, element: Values) -> None:
+    def __init__(self, kind: Any, element: PlaceValues) -> None:
         self._kind, self._element = kind, element
         self.strict = list[element.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if element.loose is element.strict else list[_inner(element)] | None  # type: ignore[misc]
@@ -264,7 +278,7 @@ class _Lists:
 class _Maps:
     """Values of a MAP with texts as keys."""
 
-    def __init__(self, kind: Any, item: Values) -> None:
+    def __init__(self, kind: Any, item: PlaceValues) -> None:
         self._kind, self._item = kind, item
         self.strict = dict[str, item.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if item.loose is item.strict else dict[str, _inner(item)] | None  # type: ignore[misc]
@@ -276,31 +290,36 @@ class _Maps:
         return pa.MapArray.from_arrays(element_offsets(values), keys, items, self._kind)
 
 
-def _inner(values: Values) -> Any:
+def _inner(values: PlaceValues) -> Any:
     return msgspec.Raw if values.loose is ANY_TEXT else values.loose
 
 
-def _values(kind: pa.DataType, place: str, leaf: Leaf) -> Values:
+def _values(
+    kind: pa.DataType, place: str, leaf: MakePlaceValues, own: OwnPlaces | MakePlaceValues | None = None
+) -> PlaceValues:
+    if callable(own):
+        return own(kind, place)
+    own = own or {}
     if pa.types.is_struct(kind):
-        return _Optional(Objects(kind, place, leaf))
+        return _Optional(Objects(kind, place, leaf, own))
     if pa.types.is_list(kind):
-        return _Lists(kind, _values(kind.value_type, f"{place}[]", leaf))
+        return _Lists(kind, _values(kind.value_type, f"{place}[]", leaf, own.get("")))
     if pa.types.is_map(kind):
-        return _Maps(kind, _values(kind.item_type, f"{place}[]", leaf))
+        return _Maps(kind, _values(kind.item_type, f"{place}[]", leaf, own.get("")))
     return leaf(kind, place)
 
 
-def leaf(kind: pa.DataType, place: str, *, time_zone: str) -> Values:
+def leaf(kind: pa.DataType, place: str, *, time_zone: str) -> PlaceValues:
     """The values of a place that are no objects or arrays."""
     if pa.types.is_string(kind):
         return _Texts()
     if pa.types.is_decimal(kind):
-        return _Decimals(kind, place)
+        return DecimalValues(kind, place)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return _Plain(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
+        return PlainValues(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
     for fits, strict, convert in _CONVERSIONS:
         if fits(kind):
-            return _Plain(strict, kind, place, convert)
+            return PlainValues(strict, kind, place, convert)
     raise TypeError(f"JSON is not decoded into {kind}")
 
 
@@ -371,7 +390,8 @@ def _cut_zeros(texts: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(texts, r"(\.\d{6})0+", r"\1")
 
 
-def _text(raw: msgspec.Raw) -> str | None:
+def raw_text(raw: msgspec.Raw) -> str | None:
+    """A text itself; any other value as its text in the record."""
     text = bytes(raw)
     if text == b"null":
         return None

@@ -1,0 +1,131 @@
+"""Compiles Protobuf's language by protoc of grpcio-tools, in a process of its own with limits.
+
+A schema comes from a registry or from a user: it imports no file but those that are given with it, and Google's and
+Confluent's own. protoc takes 30 ms.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from headrace.formats.missing_library import LibraryMissingError
+from headrace.formats.protobuf_schema import MAX_SCHEMA_BYTES, ProtobufSchemaError
+from headrace.formats.schema_text import SchemaText
+
+TIMEOUT_SECONDS = 20
+_MEMORY_BYTES = 1024**3
+_SHOWN_CHARACTERS = 500
+
+# Of a file's name: protoc refuses "..", and a reference's name becomes a file of the temporary folder.
+_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.-]+(/(?!\.)[A-Za-z0-9_.-]+)*")
+_GOOGLE_TYPE = re.compile(r"[\"']google/type/([a-z_]+)\.proto[\"']")
+
+_NO_ERROR = re.compile(r"^(WARNING|[IW]\d{4} )|: warning: ")
+
+# Python without its site-packages: it starts in 10 ms. protoc is in a module of its own there.
+_PROTOC = """
+import resource, sys
+for limit, most in ((resource.RLIMIT_AS, {memory}), (resource.RLIMIT_CPU, {seconds}), (resource.RLIMIT_CORE, 0)):
+    try:
+        resource.setrlimit(limit, (most, most))
+    except (OSError, ValueError):
+        pass
+sys.path.append(sys.argv[1])
+from grpc_tools import _protoc_compiler
+sys.exit(_protoc_compiler.run_main([each.encode() for each in ["protoc", *sys.argv[2:]]]))
+"""
+
+_DECIMAL = """syntax = "proto3";
+package confluent.type;
+message Decimal { bytes value = 1; uint32 precision = 2; int32 scale = 3; }
+"""
+# A registry of Confluent knows these files, so that schemas import them without a reference.
+_CONFLUENT = {
+    "confluent/type/decimal.proto": _DECIMAL,
+    "confluent/types/decimal.proto": _DECIMAL,
+    "confluent/meta.proto": """syntax = "proto3";
+package confluent;
+import "google/protobuf/descriptor.proto";
+message Meta { string doc = 1; map<string, string> params = 2; repeated string tags = 3; }
+extend google.protobuf.FileOptions { Meta file_meta = 1088; }
+extend google.protobuf.MessageOptions { Meta message_meta = 1088; }
+extend google.protobuf.FieldOptions { Meta field_meta = 1088; }
+extend google.protobuf.EnumOptions { Meta enum_meta = 1088; }
+extend google.protobuf.EnumValueOptions { Meta enum_value_meta = 1088; }
+""",
+}
+
+
+@lru_cache(maxsize=64)
+def compile_schema(schema: SchemaText) -> str:
+    """The schema as a FileDescriptorSet in base64, with all that it imports; the schema's own file is the last.
+
+    Raises:
+        ProtobufSchemaError: protoc refuses it, or it needs too much of time or memory.
+        LibraryMissingError: grpcio-tools is not installed.
+    """
+    size = sum(len(text.encode()) for text in (schema.text, *(text for _, text in schema.references)))
+    if size > MAX_SCHEMA_BYTES:
+        raise ProtobufSchemaError(f"has {size:,} bytes, more than {MAX_SCHEMA_BYTES:,}")
+    given = dict(schema.references)
+    if bad := next((name for name in given if not _NAME.fullmatch(name)), None):
+        raise ProtobufSchemaError(f"imports {bad[:_SHOWN_CHARACTERS]!r}, which is no name of a file")
+    own = "schema.proto"
+    while own in given:
+        own = f"own/{own}"
+    with tempfile.TemporaryDirectory(prefix="headrace-protoc-") as folder:
+        for name, text in {**_known(schema), **given, own: schema.text}.items():
+            path = Path(folder, "files", name)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise ProtobufSchemaError(f"imports {name!r}, which cannot be a file: {error.strerror}") from None
+        return base64.b64encode(_compiled(Path(folder), own)).decode()
+
+
+def _known(schema: SchemaText) -> dict[str, str]:
+    """The files of Confluent, and those of google.type that are named."""
+    known = dict(_CONFLUENT)
+    texts = [schema.text, *(text for _, text in schema.references)]
+    names = {name for text in texts for name in _GOOGLE_TYPE.findall(text)}
+    found = importlib.util.find_spec("google.type") if names else None
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        for name in names:
+            if (path := Path(folder, f"{name}.proto")).is_file():
+                known[f"google/type/{name}.proto"] = path.read_text(encoding="utf-8")
+    return known
+
+
+def _compiled(folder: Path, own: str) -> bytes:
+    spec = importlib.util.find_spec("grpc_tools")
+    if spec is None or spec.origin is None:
+        raise LibraryMissingError.of("compile a Protobuf schema", ImportError("grpcio-tools is not installed"))
+    package = Path(spec.origin).parent
+    made = folder / "made"
+    child = _PROTOC.format(memory=_MEMORY_BYTES, seconds=TIMEOUT_SECONDS)
+    protoc = ["-Ifiles", f"-I{package / '_proto'}", "--include_imports", f"--descriptor_set_out={made}", own]
+    command = [sys.executable, "-I", "-S", "-c", child, str(package.parent), *protoc]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ProtobufSchemaError(f"is not compiled in {TIMEOUT_SECONDS} seconds") from None
+    if done.returncode != 0:
+        said = _said(done.stderr.decode(errors="replace")) or f"protoc ended with {done.returncode}"
+        raise ProtobufSchemaError(f"does not compile: {said}")
+    if made.stat().st_size > MAX_SCHEMA_BYTES:
+        raise ProtobufSchemaError(f"has {made.stat().st_size:,} bytes compiled, more than {MAX_SCHEMA_BYTES:,}")
+    return made.read_bytes()
+
+
+def _said(errors: str) -> str:
+    """protoc's errors, each with its file, line and column, without its warnings and its log."""
+    lines = [line.removeprefix("files/") for line in errors.splitlines() if not _NO_ERROR.search(line)]
+    return "; ".join(line.strip() for line in lines if line.strip())[:_SHOWN_CHARACTERS]
