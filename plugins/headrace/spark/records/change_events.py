@@ -216,7 +216,7 @@ class ChangeEvents:
             column if self._is_key else column.field("value").type, ConnectLeaf(None, times, decimals, time_zone)
         )
         self._wanted = f"no {'key' if self._is_key else 'change event'} of {fields}" if fields else "no change event"
-        self._reader = _Reader(self._rows)
+        self._reader = _EventReader(self._rows)
 
     def decode(self, values: pa.Array, *, headers: pa.Array | None = None) -> tuple[pa.Array, dict[int, str]]:
         """The structs of binary ``values``, and the reasons by row of those that are refused, which are null.
@@ -405,7 +405,7 @@ _read_source = msgspec.json.Decoder(_Source | None).decode
 _read_envelope = msgspec.json.Decoder(_Envelope).decode
 
 
-class _Reader:
+class _EventReader:
     """Reads the texts of records."""
 
     def __init__(self, rows: _DeclaredRows) -> None:
