@@ -58,8 +58,8 @@ demo: $(VENV)/.installed java jars ## Flights from a real Kafka into a real Elas
 wordcount: $(VENV)/.installed java jars ## Spark's quick example as a stream, on the console
 	$(BIN)/python -m examples.demo --example wordcount $(if $(KEEP),--keep) $(ARGS)
 
-faults: $(VENV)/.installed $(if $(POWER),,java jars) ## The hammer: MINUTES=10 SEED=7; CLUSTER=1, NETWORK=1, HOST=1, BROKERS=3; COMMITS=1000: lost commits; POWER=20: power cuts
-	$(BIN)/python -m $(if $(POWER),tests.hammer.power --seeds $(POWER),$(if $(COMMITS),tests.hammer.commits --seeds $(COMMITS),tests.hammer --minutes $(MINUTES) --seed $(SEED) $(HAMMER_OPTIONS))) $(ARGS)
+faults: $(VENV)/.installed $(if $(POWER)$(HOSTS),,java jars) ## The hammer: MINUTES=10 SEED=7; CLUSTER=1, NETWORK=1, HOST=1, BROKERS=3; COMMITS=1000: lost commits; HOSTS=100: hosts; POWER=20: power cuts
+	$(BIN)/python -m $(if $(POWER),tests.hammer.power --seeds $(POWER),$(if $(HOSTS),tests.hammer.host --seeds $(HOSTS),$(if $(COMMITS),tests.hammer.commits --seeds $(COMMITS),tests.hammer --minutes $(MINUTES) --seed $(SEED) $(HAMMER_OPTIONS)))) $(ARGS)
 
 bench: $(VENV)/.installed-dev java jars ## Speed beside the limits and a peer (ARGS="--only index --rounds 3", see docs/performance.md)
 	$(BIN)/python -m benchmarks $(ARGS)

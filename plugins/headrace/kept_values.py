@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from typing import Literal
 
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.log_storage import LogStorage
 from headrace.wal.storage import open_storage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+KeptUse = Literal["first_run", "repeat", "look"]
+"""For what values are kept: a batch that has never been written, whose decoder may ask whether what it looks up is
+still the same; one that runs again, and takes what is kept; or a look at a batch, which keeps nothing."""
 
 
 class KeptValues:
@@ -20,12 +26,10 @@ class KeptValues:
     later attempt.
     """
 
-    def __init__(self, url: str, *, first_run: bool = False) -> None:
+    def __init__(self, url: str, use: KeptUse = "repeat") -> None:
         """``url``: the folder, as `open_storage` takes it."""
         self.url = url
-        self.first_run = first_run
-        """Whether the batch runs for the first time. A decoder may then ask whether what it looks up is still the same;
-        later runs take what is kept."""
+        self.use = use
 
     @cached_property
     def _storage(self) -> LogStorage:
@@ -50,8 +54,11 @@ class KeptValues:
     def keep(self, name: str, value: bytes) -> bytes:
         """Keep the value, unless the name has one already; return the one that is kept, which is durable.
 
-        Raises ValueError, OSError and WalError, as `get`.
+        For a look at a batch nothing is kept. Raises ValueError, OSError and WalError, as `get`.
         """
+        if self.use == "look":
+            known = self.get(name)
+            return value if known is None else known
         try:
             self._storage.write_atomically(_checked(name), value, exclusive=True)
         except StoredFileExistsError:

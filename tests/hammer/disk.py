@@ -20,6 +20,7 @@ from tests.hammer.errors import SmallDiskError
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_MNT_DETACH = 2
 _FILLER = ".filler"
 _CHUNK = 1 << 20
 _REFILL_SECONDS = 0.5
@@ -37,6 +38,7 @@ class SmallDisk:
         if not sys.platform.startswith("linux"):
             raise SmallDiskError("Only Linux has file systems of one process's own.")
         self.folder = folder
+        self.is_full = False
         folder.mkdir(parents=True, exist_ok=True)
         _own_namespace()
         _mount("tmpfs", folder, "tmpfs", 0, f"size={size},mode=0755")
@@ -46,6 +48,7 @@ class SmallDisk:
         """Full as long as this lasts, even if cleanup frees space that would let writers continue. Raises
         SmallDiskError if it has room when this begins."""
         over = threading.Event()
+        self.is_full = True
         refilling = threading.Thread(target=self._refill, args=(over,), daemon=True)
         try:
             self.fill()
@@ -56,6 +59,7 @@ class SmallDisk:
             if refilling.ident is not None:
                 refilling.join()
             self.empty()
+            self.is_full = False
 
     def _refill(self, over: threading.Event) -> None:
         while not over.wait(_REFILL_SECONDS):
@@ -94,6 +98,10 @@ class SmallDisk:
     def empty(self) -> None:
         """Free the space that `fill` used."""
         (self.folder / _FILLER).unlink(missing_ok=True)
+
+    def unmount(self) -> None:
+        """End it now, so that its folder can be deleted."""
+        ctypes.CDLL(None).umount2(str(self.folder).encode(), _MNT_DETACH)
 
     @property
     def free(self) -> int:

@@ -18,7 +18,7 @@ Build it from its source, github.com/dsrhaslab/lazyfs, on a machine with /dev/fu
   apt-get install g++ cmake libfuse3-dev fuse3
   (cd libs/libpcache && ./build.sh) && (cd lazyfs && ./build.sh)
 and name the program: LAZYFS=.../lazyfs/build/lazyfs. The builds fetch toml11 and spdlog; Debian has these too, as
-libtoml11-dev and libspdlog-dev, for find_package instead of FetchContent."""
+libtoml11-dev and libspdlog-dev, for find_package instead of FetchContent; lazyfs then links spdlog and fmt too."""
 
 _CONFIG = """\
 [faults]

@@ -200,7 +200,10 @@ def without_real_waits() -> Iterator[None]:
 class Life:
     """One stream's life in ``folder``, where a ledger is. It raises WrongOutcomeError, or what no stream must raise."""
 
-    def __init__(self, folder: Path, seed: int, *, share: float = SHARE) -> None:
+    steps: ClassVar[int] = STEPS
+
+    def __init__(self, folder: Path, seed: int, *, share: float = SHARE, ledger: Path | None = None) -> None:
+        """``ledger`` is the folder of the ledger, if that is another one."""
         self.random = Random(seed)
         self.faults = LostCommits(seed, share=share)
         self.shown: list[HeadraceError] = []
@@ -225,7 +228,7 @@ class Life:
                 segment_interval="3 s", seal_grace="1 s", max_concurrent_batches=1 if kind is KeptInOrder else 2
             ),
             storage=str(folder / "storage"),
-            ledger=f"sqlite:///{folder}/ledger.db",
+            ledger=f"sqlite:///{ledger or folder}/ledger.db",
         )
         self.index = Index.of_folder[self.stream.folder_url] = Index()
         self.produced: dict[Place, bytes] = {}
@@ -238,7 +241,7 @@ class Life:
         try:
             with without_real_waits(), self.faults.on(self.running.ledger):
                 self._start_job()
-                for _ in range(STEPS):
+                for _ in range(self.steps):
                     self.random.choice(self._kinds())()
                 self.faults.stop()
                 self._catch_up()
@@ -302,12 +305,14 @@ class Life:
         """Some records, and perhaps the time to receive them."""
         for _ in range(self.random.randint(1, 3)):
             partition = self.random.randrange(self._partitions)
-            values = [b"%d" % self.random.getrandbits(40) for _ in range(self.random.randint(1, 3))]
-            self.kafka.produce(TOPIC, partition, *values)
-            for value in values:
-                self.produced[Place(TOPIC, partition, self._next_offset[partition])] = value
-                self._next_offset[partition] += 1
+            self._produce(partition, *(b"%d" % self.random.getrandbits(40) for _ in range(self.random.randint(1, 3))))
         self.advance(self.random.choice((0.0, 0.3, 1.0, 2.5)))
+
+    def _produce(self, partition: int, *values: bytes) -> None:
+        self.kafka.produce(TOPIC, partition, *values)
+        for value in values:
+            self.produced[Place(TOPIC, partition, self._next_offset[partition])] = value
+            self._next_offset[partition] += 1
 
     def advance(self, seconds: float) -> None:
         """Let time pass. A job that has ended by an error is started again."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tests.hammer.kinds import Words
 
 from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.views.streams import StreamSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,12 @@ class Shown:
     state: str
     reason: str
     remedy: str | None
+
+    @classmethod
+    def of(cls, summary: StreamSummary) -> Shown:
+        """What a page or a command shows of the summary."""
+        reason = " ".join([summary.reason, *([summary.details] if summary.details else []), *summary.also])
+        return cls(summary.state.value, reason, summary.remedy)
 
     def names(self, words: Words) -> bool:
         """Whether it names a part by one of these words, and says what to do."""
@@ -46,5 +56,4 @@ class Onlooker:
             return Shown("error", error.what, error.remedy)
         except Exception as error:  # not headrace's own, so that a person would see a traceback
             return Shown("traceback", f"{type(error).__name__}: {error}", None)
-        reason = " ".join([summary.reason, *([summary.details] if summary.details else []), *summary.also])
-        return Shown(summary.state.value, reason, summary.remedy)
+        return Shown.of(summary)

@@ -1,9 +1,9 @@
 """The schemas of a registry by which a batch's records are read.
 
-The first attempt at a batch takes the newest version of the subject, and records it with the batch: each later
-attempt, a replay and a preview read by the same. A definition that names a version, or has a schema of its own, leaves
-nothing to record. If the newest version gives other columns than the one that the last batch began with, an event says
-so before the records are read, since a transform or a mapping may depend on them.
+The first attempt at a batch takes the newest version of the subject, or the one that the definition names, and records
+it with the batch: each later attempt, a replay and a preview read by the same. If the newest version gives other
+columns than the one that the last batch began with, an event says so before the records are read, since a transform or
+a mapping may depend on them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import Failure, HeadraceError
-from headrace.kept_values import KeptValues
-from headrace.ledger.states import EventKind
+from headrace.kept_values import KeptUse, KeptValues
+from headrace.ledger.states import AttemptState, EventKind
 from headrace.registry.client import RegisteredSchema
-from headrace.registry.schemas import KeptSchemas, RecordedReader
+from headrace.registry.schemas import KeptSchemas, RecordedReader, digest_of
 from headrace.stream.ddl import column_differences
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class ReaderUnfitError(HeadraceError):
 
 @dataclass(frozen=True)
 class BatchReaders:
-    """``stream`` has decoders whose columns are known. ``facts`` are those of `READERS`. ``first_run``: whether the
-    batch has never completed, so that a registry is asked for ids that the stream knows."""
+    """``stream`` has decoders whose columns are known. ``facts`` are those of `READERS`. ``use``: for what the decoders
+    keep values."""
 
     stream: Stream
     facts: Mapping[str, Any] = field(default_factory=dict)
-    first_run: bool = False
+    use: KeptUse = "repeat"
 
     @classmethod
     def of(
@@ -68,35 +68,52 @@ class BatchReaders:
         target = "" if claim is None else claim.target
         known = attempts.pinned(context.name, batch_time_ms, READERS, target=target)
         choice = _Choice(stream, known)
-        sources = tuple(map(choice.resolved, stream.inputs))
         if claim is None:
-            return cls(stream.model_copy(update={"inputs": sources}), choice.taken)
-        if choice.new and (held := attempts.pin(claim, READERS, choice.new)) != choice.new:
-            # Another attempt at the batch was first.
-            choice = _Choice(stream, {**known, **held})
-            sources = tuple(map(choice.resolved, stream.inputs))
-        for change in choice.changes:
-            context.ledger.events.append(context.name, EventKind.SCHEMA_CHANGED, change, batch_time_ms=batch_time_ms)
-            warn(
-                f"the columns of {change['decoder']} have changed with version {change['version']} of subject "
-                f"{change['subject']!r}: {', '.join(change['differences'])}"
-            )
-        first_run = not target and context.ledger.batches.get(context.name, batch_time_ms).steps is None
-        return cls(stream.model_copy(update={"inputs": sources}), choice.taken, first_run)
+            return cls(choice.stream, choice.facts, "look")
+        if choice.new:
+            choice.keep()
+            held = attempts.pin(claim, READERS, choice.new)
+            if held != choice.new:
+                # Another attempt at the batch was first.
+                choice = _Choice(stream, {**known, **held})
+            for change in choice.changes:
+                context.ledger.events.append(
+                    context.name, EventKind.SCHEMA_CHANGED, change, batch_time_ms=batch_time_ms
+                )
+                warn(
+                    f"the columns of {change['decoder']} have changed with version {change['version']} of subject "
+                    f"{change['subject']!r}: {', '.join(change['differences'])}"
+                )
+            # Last: if this process ends before, the next batch tells of the change.
+            choice.record()
+        return cls(
+            choice.stream, choice.facts, "repeat" if target or _is_written(context, batch_time_ms) else "first_run"
+        )
+
+
+def _is_written(context: StreamContext, batch_time_ms: int) -> bool:
+    """Whether some output of the batch has been written, or all were once."""
+    if context.ledger.batches.get(context.name, batch_time_ms).steps is not None:
+        return True
+    rows = context.ledger.attempts.outputs(context.name, batch_time_ms)
+    return any(row.state is AttemptState.COMPLETED for row in rows)
 
 
 @dataclass(frozen=True)
 class AskedReader:
     """What a schema registry says of a decoder's columns.
 
-    ``decoder`` has its columns. ``reader`` is None if the definition has a schema of its own. ``before``: the version
-    that the last batch began with, if it is another. ``differences``: of the columns, in words.
+    ``decoder`` has its columns, if they are known. ``reader`` is None if the definition has a schema of its own.
+    ``before``: the version that the last batch began with, if it is another. ``differences``: of the columns, in words.
+    ``kept`` has the schemas; ``found`` is one that it may not have yet.
     """
 
     decoder: DecoderDefinition
     reader: RecordedReader | None = None
     before: RecordedReader | None = None
     differences: tuple[str, ...] = ()
+    kept: KeptSchemas | None = None
+    found: RegisteredSchema | None = None
 
 
 def ask_reader(
@@ -105,42 +122,49 @@ def ask_reader(
     field_name: str,
     *,
     pinned: Mapping[str, Any] | None = None,
-    how: Literal["record", "ask", "recorded"] = "record",
+    how: Literal["ask", "recorded"] = "ask",
 ) -> AskedReader:
-    """The reader of a decoder of an input, by the field that has it.
+    """The reader of a decoder of an input, by the field that has it. Nothing is kept.
 
     Args:
-        pinned: the fact of `READERS` that is recorded with a batch.
-        how: of a definition that leaves the version open: record the newest one, only ask for it, or take the one that
-            was recorded last, without a registry.
+        pinned: the fact of `READERS` that is recorded with a batch, for this registry and subject.
+        how: ask the registry for what is not pinned, or take what batches had before, without a registry.
 
-    Raises as `BatchReaders.of` does, and SchemaNotKnownError if none was recorded.
+    Raises as `BatchReaders.of` does.
     """
     decoder = source.decoders[field_name]
     part: Literal["key", "value"] = "key" if field_name == "key_decoder" else "value"
     question = decoder.question
     if question is None:
         return AskedReader(decoder.with_reader(None, part))
-    subject = question.subject or f"{source.topic_names[0]}-{part}"
-    kept = KeptSchemas(KeptValues(decoder.kept_url(stream.folder_url)), question.registry)
+    subject = _subject(source, question, part)
+    kept = KeptSchemas(KeptValues(decoder.kept_url(stream.folder_url), "look"), question.registry)
     before = None
-    if question.version is not None:
-        found = kept.of_version(subject, question.version)
-        reader = RecordedReader(subject, question.version, kept.keep(found))
-    elif pinned is not None and (pinned.get("subject"), pinned.get("registry")) == (subject, question.registry):
+    if pinned is not None:
         reader = RecordedReader(subject, pinned["version"], pinned["sha256"])
         found = kept.of_digest(reader.sha256)
+    elif question.version is not None:
+        version = kept.of_version(subject, question.version, ask=how == "ask")
+        if version is None:
+            return AskedReader(decoder)
+        reader, found = RecordedReader(subject, question.version, digest_of(version)), version
     elif how == "recorded":
         known = kept.recorded(subject)
         if known is None:
             return AskedReader(decoder)
         reader, found = known, kept.of_digest(known.sha256)
     else:
-        reader, found, before = kept.newest(subject, record=how == "record")
+        reader, found = kept.newest(subject)
+        last = kept.recorded(subject)
+        before = None if last == reader else last
     made = _with_reader(decoder, found, part, question, f"version {reader.version} of subject {subject!r}")
     former = None if before is None else _column_by(decoder, kept, before, part)
     differences = () if former is None else tuple(column_differences(former, made.column))
-    return AskedReader(made, reader, before, differences)
+    return AskedReader(made, reader, before, differences, kept, found)
+
+
+def _subject(source: Input, question: SchemaQuestion, part: str) -> str:
+    return question.subject or f"{source.topic_names[0]}-{part}"
 
 
 def last_read_by(stream: Stream, source: Input) -> Input:
@@ -158,35 +182,60 @@ def last_read_by(stream: Stream, source: Input) -> Input:
 
 
 class _Choice:
-    """Chooses the readers of the decoders. ``known``: those that are recorded with the batch."""
+    """The readers of a stream's decoders. ``known``: those that are recorded with the batch.
+
+    A reader is known by the decoder, the registry and the subject: a definition that names others has another question.
+    """
 
     def __init__(self, stream: Stream, known: Mapping[str, Any]) -> None:
-        self._stream = stream
+        self._given = stream
         self._known = known
+        self._asked: dict[str, tuple[SchemaQuestion, AskedReader]] = {}
         self.changes: list[dict[str, Any]] = []
-        self.taken: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self.new: dict[str, Any] = {}
+        self.stream = stream.model_copy(update={"inputs": tuple(map(self._resolved, stream.inputs))})
 
-    def resolved(self, source: Input) -> Input:
-        """The input with decoders whose columns are known."""
+    def keep(self) -> None:
+        """Keep the schemas of the new readers."""
+        for _, asked in self._asked.values():
+            if asked.kept is not None and asked.found is not None:
+                self._writing(asked).keep(asked.found)
+
+    def record(self) -> None:
+        """Record the new readers as those that the last batch began with."""
+        for question, asked in self._asked.values():
+            if asked.reader is not None and question.version is None:
+                self._writing(asked).record(asked.reader)
+
+    def _writing(self, asked: AskedReader) -> KeptSchemas:
+        (registry,) = asked.decoder.connection_ids
+        return KeptSchemas(KeptValues(asked.decoder.kept_url(self._given.folder_url)), registry)
+
+    def _resolved(self, source: Input) -> Input:
         changes = {
-            name: self._resolved(f"{source.id}.{name}", source, name)
+            name: self._decoder(f"{source.id}.{name}", source, name)
             for name, decoder in source.decoders.items()
             if decoder.is_framed
         }
         return source.model_copy(update=changes) if changes else source
 
-    def _resolved(self, where: str, source: Input, name: str) -> DecoderDefinition:
-        asked = ask_reader(self._stream, source, name, pinned=self._known.get(where))
-        question, reader = source.decoders[name].question, asked.reader
-        if question is None or reader is None:
+    def _decoder(self, where: str, source: Input, name: str) -> DecoderDefinition:
+        question = source.decoders[name].question
+        if question is None:
+            return ask_reader(self._given, source, name).decoder
+        fact = f"{where} of {question.registry}/{_subject(source, question, name.removesuffix('_decoder'))}"
+        asked = ask_reader(self._given, source, name, pinned=self._known.get(fact))
+        if asked.reader is None:
             return asked.decoder
-        self.taken[where] = {"registry": question.registry, **reader.to_json()}
-        if question.version is None and self._known.get(where) != self.taken[where]:
-            self.new[where] = self.taken[where]
+        self.facts[fact] = asked.reader.to_json()
+        if fact not in self._known:
+            self.new[fact] = self.facts[fact]
+            self._asked[fact] = (question, asked)
         if asked.before is not None and asked.differences:
-            versions = {"subject": reader.subject, "version_before": asked.before.version, "version": reader.version}
-            self.changes.append({"decoder": where, **versions, "differences": list(asked.differences)})
+            versions = {"version_before": asked.before.version, "version": asked.reader.version}
+            change = {"decoder": where, "subject": asked.reader.subject, **versions}
+            self.changes.append({**change, "differences": list(asked.differences)})
         return asked.decoder
 
 

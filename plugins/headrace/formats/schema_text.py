@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 _SHOWN_CHARACTERS = 200
 
@@ -53,13 +52,15 @@ class SchemaText:
         return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _normal(schema: SchemaText) -> list[Any]:
+def _normal(schema: SchemaText) -> list[str]:
     texts = [schema.text, *(text for _, text in sorted(schema.references))]
     return [*(name for name, _ in sorted(schema.references)), *map(_normal_text, texts)]
 
 
-def _normal_text(text: str) -> Any:
+def _normal_text(text: str) -> str:
     try:
-        return json.loads(text)
+        # Not compared as Python's values, to which 1 is True.
+        return json.dumps(json.loads(text), sort_keys=True)
     except ValueError:
-        return " ".join(text.split())
+        # A comment ends with its line.
+        return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())

@@ -27,10 +27,14 @@ _TRIES_MORE = 1
 _WAIT_MS = 200
 _TOTAL_SECONDS = 15.0
 _MAX_REFERENCES = 100
+_SHOWN_CHARACTERS = 60
 
 _UNKNOWN_SCHEMA = 40403
 _UNKNOWN_SUBJECT = (40401, 40402)
 """Subject or version. https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors"""
+
+_SCHEMA = "schema "
+_FORMATS = ("AVRO", "PROTOBUF", "JSON")
 
 _PATH_HINT = "Karapace, Redpanda and Confluent serve it at the root, Apicurio below /apis/ccompat/v7"
 
@@ -115,7 +119,7 @@ class Registry:
             found = client.get_schema_by_guid(id_) if isinstance(id_, str) else client.get_schema(id_)
             return _registered(client, found)
 
-        return self._asked(f"schema {id_}", ask)
+        return self._asked(f"{_SCHEMA}{id_}", ask)
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
         """A version of a subject, by default the newest one.
@@ -127,14 +131,26 @@ class Registry:
 
         def ask(client: SchemaRegistryClient) -> RegisteredSchema:
             found = client.get_version(subject, "latest" if version is None else version)
+            if not isinstance(found.version, int):
+                raise SubjectUnknownError(f"What answered for subject {subject!r} names no version.")
             return _registered(client, found.schema, found.version)
 
         named = f"subject {subject!r}" if version is None else f"version {version} of subject {subject!r}"
         return self._asked(named, ask)
 
     def _asked(self, what: str, ask: Callable[[SchemaRegistryClient], _T]) -> _T:
-        def call() -> _T:
+        try:
             client = _client(json.dumps(self._config, sort_keys=True))
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise RegistrySettingError(
+                f"The connection {self.connection_id!r} cannot be used for a schema registry: "
+                f"{type(error).__name__}: {error}.",
+                remedy="Correct the connection.",
+            ) from error
+
+        def call() -> _T:
             # It keeps every answer for good: a registry that was set up again would not be noticed.
             client.clear_caches()  # type: ignore[no-untyped-call]
             return ask(client)
@@ -168,11 +184,13 @@ class Registry:
                 f"{where[0].upper()}{where[1:]} refuses the question for {what}: {said} (HTTP {status}).",
                 remedy="Correct the connection's login or token, and its right to read; the batch is tried again.",
             ) from error
-        if code == _UNKNOWN_SCHEMA:
+        # For a GUID, a registry that knows none has no code.
+        if code == _UNKNOWN_SCHEMA or (status == 404 and what.startswith(_SCHEMA)):
             raise SchemaUnknownError(
                 f"{where[0].upper()}{where[1:]} has no {what}.",
                 remedy="If records were written with another registry, name its connection. If a record is broken, add "
-                "the id to refused_ids of the decoder: its records are then dead letters.",
+                "the id to refused_ids of the decoder: its records are then dead letters. If the registry has no "
+                f"schema at all, look at the connection's path: {_PATH_HINT}.",
             ) from error
         if code in _UNKNOWN_SUBJECT:
             raise SubjectUnknownError(
@@ -208,8 +226,24 @@ def _client(config: str) -> SchemaRegistryClient:
 def _registered(client: SchemaRegistryClient, found: Schema, version: int | None = None) -> RegisteredSchema:
     references: dict[str, str] = {}
     _add_references(client, found, references, open_=set())
-    text = SchemaText(found.schema_str or "", tuple(references.items()))
-    return RegisteredSchema(found.schema_type or "AVRO", text, version)
+    format_ = found.schema_type or _FORMATS[0]
+    if format_ not in _FORMATS:
+        raise RegistryPathError(
+            f"The schema registry answered with a schema of the format {format_[:_SHOWN_CHARACTERS]!r}, which is none "
+            f"of {', '.join(_FORMATS)}.",
+            remedy=f"Correct the connection's host and path: {_PATH_HINT}.",
+        )
+    return RegisteredSchema(format_, SchemaText(_text_of(found), tuple(references.items())), version)
+
+
+def _text_of(found: Schema) -> str:
+    """The schema's text. An answer without one is not the registry's, and is not to be kept."""
+    if not isinstance(found.schema_str, str) or not found.schema_str.strip():
+        raise RegistryPathError(
+            "What answered as the schema registry has no schema in its answer.",
+            remedy=f"Look whether a gateway answers in its place, and correct the connection: {_PATH_HINT}.",
+        )
+    return found.schema_str
 
 
 def _add_references(client: SchemaRegistryClient, of: Schema, known: dict[str, str], open_: set[str]) -> None:
@@ -219,12 +253,17 @@ def _add_references(client: SchemaRegistryClient, of: Schema, known: dict[str, s
         if name is None or subject is None or version is None or name in known or name in open_:
             continue
         if len(known) + len(open_) >= _MAX_REFERENCES:
-            raise RegistryPathError(f"A schema refers to more than {_MAX_REFERENCES} others.")
+            raise RegistryPathError(
+                f"A schema refers to more than {_MAX_REFERENCES} others.",
+                remedy="Give the decoder the schema of the columns as schema_text, and put its records' ids into "
+                "refused_ids.",
+            )
         open_.add(name)
-        found = client.get_version(subject, version)
+        # A subject that was deleted after it was referred to is still there for those that refer to it.
+        found = client.get_version(subject, version, deleted=True)
         _add_references(client, found.schema, known, open_)
         open_.discard(name)
-        known[name] = found.schema.schema_str or ""
+        known[name] = _text_of(found.schema)
 
 
 def client_config(connection: Connection) -> dict[str, Any]:

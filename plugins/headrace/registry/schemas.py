@@ -25,7 +25,7 @@ from typing import Protocol
 from headrace.errors import Failure, HeadraceError
 from headrace.formats.schema_text import SchemaText
 from headrace.kept_values import KeptValues
-from headrace.registry.client import RegisteredSchema, Registry
+from headrace.registry.client import RegisteredSchema, Registry, SchemaUnknownError
 
 _DIGITS = 16
 
@@ -78,70 +78,81 @@ class KeptSchemas:
     def of_id(self, id_: int | str, *, ask: bool) -> RegisteredSchema:
         """The schema of an id, or of a GUID. ``ask``: compare a kept one with the registry.
 
+        A registry that no longer has the id contradicts nothing: no record can be written with it any more.
+
         Raises RegistryChangedError, and as `Registry.schema` and `KeptValues.get` do.
         """
         name = f"id-{self._digest}-{id_}"
-        return self._same(name, f"schema {id_}", ask=ask, question=lambda registry: registry.schema(id_))
+        known = self._kept.get(name)
+        kept = None if known is None else self.of_digest(known.decode())
+        if kept is not None and not ask:
+            return kept
+        try:
+            found = self._open(self._connection_id).schema(id_)
+        except SchemaUnknownError:
+            if kept is None:
+                raise
+            return kept
+        if kept is None:
+            kept = self.of_digest(self._kept.keep(name, self.keep(found).encode()).decode(), found)
+        # It may be written in another way by another version of the registry.
+        if kept.format != found.format or not kept.schema.same_as(found.schema):
+            raise RegistryChangedError(
+                f"The schema registry of connection {self._connection_id!r} gives another schema for schema {id_} than "
+                f"it did before: now {found.format} {found.schema.shown()}, before {kept.format} "
+                f"{kept.schema.shown()}. It was set up again, or the connection leads to another registry.",
+                remedy="Restore the registry's data, and run the batch again. If the new one is right, name it by a "
+                "connection with another id in the decoder: ids of both are then told apart.",
+            )
+        return kept
 
-    def of_version(self, subject: str, version: int) -> RegisteredSchema:
-        """A version of a subject. Raises as `Registry.version` and `KeptValues.get` do."""
-        name = f"version-{self._digest}-{_digest(subject)}-{version}"
-        what = f"version {version} of subject {subject!r}"
-        return self._same(name, what, ask=False, question=lambda registry: registry.version(subject, version))
+    def of_version(self, subject: str, version: int, *, ask: bool = True) -> RegisteredSchema | None:
+        """A version of a subject, as it was kept; else as the registry has it, or None if it is not to be asked.
 
-    def newest(
-        self, subject: str, *, record: bool = True
-    ) -> tuple[RecordedReader, RegisteredSchema, RecordedReader | None]:
-        """The newest version of a subject, its schema, and the version that was recorded before, if it is another.
-
-        ``record``: whether it is recorded. Raises as `Registry.version` and `KeptValues.get` do.
+        Raises as `Registry.version` and `KeptValues.get` do.
         """
+        name = f"version-{self._digest}-{_digest(subject)}-{version}"
+        known = self._kept.get(name)
+        if known is not None or not ask:
+            return None if known is None else self.of_digest(known.decode())
+        found = self._open(self._connection_id).version(subject, version)
+        return self.of_digest(self._kept.keep(name, self.keep(found).encode()).decode(), found)
+
+    def newest(self, subject: str) -> tuple[RecordedReader, RegisteredSchema]:
+        """The newest version of a subject, and its schema. Nothing is kept. Raises as `Registry.version` does."""
         found = self._open(self._connection_id).version(subject)
-        new = RecordedReader(subject, found.version or 0, self.keep(found) if record else _kept_as(found)[0])
+        return RecordedReader(subject, found.version or 0, _kept_as(found)[0]), found
+
+    def record(self, reader: RecordedReader) -> None:
+        """Record the version that a batch has begun with, unless it is the last recorded one. Its schema is kept
+        already. Raises as `KeptValues.keep` does."""
+        value = json.dumps(reader.to_json()).encode()
         while True:
-            number, last = self._last_recorded(subject)
-            if last == new:
-                return new, found, None
-            name = f"reader-{self._digest}-{_digest(subject)}-{number + 1:06}"
-            value = json.dumps(new.to_json()).encode()
-            if not record or self._kept.keep(name, value) == value:
-                return new, found, last
+            number, last = self._last_recorded(reader.subject)
+            name = f"reader-{self._digest}-{_digest(reader.subject)}-{number + 1:06}"
+            if last == reader or self._kept.keep(name, value) == value:
+                return
 
     def recorded(self, subject: str) -> RecordedReader | None:
         """The version of a subject that was recorded last; None if no batch has begun with one."""
         return self._last_recorded(subject)[1]
 
-    def of_digest(self, sha256: str) -> RegisteredSchema:
-        """The schema that is kept under this digest. Raises KeptSchemaMissingError, and as `KeptValues.get` does."""
+    def of_digest(self, sha256: str, found: RegisteredSchema | None = None) -> RegisteredSchema:
+        """The schema that is kept under this digest; ``found``, if it is this one.
+
+        Raises KeptSchemaMissingError, and as `KeptValues.get` does.
+        """
+        if found is not None and _kept_as(found)[0] == sha256:
+            return found
         data = self._kept.get(f"schema-{sha256}")
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
             raise KeptSchemaMissingError(
                 f"The schema {sha256[:_DIGITS]} of connection {self._connection_id!r} is "
                 f"{'missing' if data is None else 'damaged'} in {self._kept.url}.",
-                remedy="Restore the folder from a copy. A batch that was decoded with it cannot run again without it.",
+                remedy="Restore the folder from a copy, and run the batch again; without the schema it cannot.",
             )
         fields = json.loads(data)
         return RegisteredSchema(fields["format"], SchemaText.from_json(fields["text"]))
-
-    def _same(
-        self, name: str, what: str, *, ask: bool, question: Callable[[Questions], RegisteredSchema]
-    ) -> RegisteredSchema:
-        known = self._kept.get(name)
-        if known is not None and not ask:
-            return self.of_digest(known.decode())
-        found = question(self._open(self._connection_id))
-        sha256 = self.keep(found)
-        before = self._kept.keep(name, sha256.encode()).decode()
-        if before == sha256 or (kept := self.of_digest(before)).schema.same_as(found.schema):
-            # It may be written in another way by another version of the registry.
-            return found
-        raise RegistryChangedError(
-            f"The schema registry of connection {self._connection_id!r} gives another schema for {what} than it did "
-            f"before: now {found.format} {found.schema.shown()}, before {kept.format} {kept.schema.shown()}. It was "
-            "set up again, or the connection leads to another registry.",
-            remedy="Restore the registry's data. If the new one is right, name it by a connection with another id in "
-            "the decoder: ids of both are then told apart.",
-        )
 
     def keep(self, found: RegisteredSchema) -> str:
         """Keep a schema; returns the digest under which it is kept."""
@@ -156,6 +167,11 @@ class KeptSchemas:
         data = self._kept.get(names[-1])
         reader = None if data is None else RecordedReader(**json.loads(data))
         return int(names[-1].rpartition("-")[2]), reader
+
+
+def digest_of(found: RegisteredSchema) -> str:
+    """The digest under which a schema is kept."""
+    return _kept_as(found)[0]
 
 
 def _kept_as(found: RegisteredSchema) -> tuple[str, bytes]:

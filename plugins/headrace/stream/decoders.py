@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import (
     Field,
     JsonValue,
+    NonNegativeInt,
     PositiveInt,
     PrivateAttr,
     SerializeAsAny,
@@ -229,8 +230,8 @@ class SchemaDecoder(DecoderDefinition):
     version: PositiveInt | None = Field(
         default=None, description="The version of the subject; by default the newest when a batch first begins."
     )
-    refused_ids: tuple[PositiveInt, ...] = Field(
-        default=(), description="Schema ids whose records are dead letters, such as those of a broken producer."
+    refused_ids: tuple[NonNegativeInt | str, ...] = Field(
+        default=(), description="Schema ids, or GUIDs, whose records are dead letters, such as a broken producer's."
     )
 
     _reader: SchemaText | None = PrivateAttr(default=None)
@@ -306,6 +307,10 @@ class SchemaDecoder(DecoderDefinition):
     @property
     def is_framed(self) -> bool:
         return self.registry is not None
+
+    def kept_url(self, folder_url: str) -> str:
+        # One folder for all formats: a decoder of another one finds what a batch was read by.
+        return f"{folder_url}/{KEPT_FOLDER}/registry"
 
     def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:
         if schema is not None:

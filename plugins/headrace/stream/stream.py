@@ -142,6 +142,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
     yield from _missing_or_double(stream)
     yield from _secrets_of_extensions(stream)
     yield from _columns_beside_problems(stream)
+    yield from _leaving_problems(stream)
     for where, part in stream.parts:
         yield from (f"{where}.{text}" for text in part.problems(stream))
     yield from _interval_problems(stream)
@@ -186,6 +187,19 @@ def _secrets_of_extensions(stream: StreamFields) -> Iterator[str]:
                 f"{where}: holds a login or a secret in {', '.join(named)}, and the definition is stored in clear; put "
                 "it into an Airflow connection, and give the class a field with the connection's id"
             )
+
+
+def _leaving_problems(stream: StreamFields) -> Iterator[str]:
+    """What leaves a window must be what entered it: a newer schema may give a field another default."""
+    if stream.state is None or stream.state.window is None:
+        return
+    for source in stream.inputs:
+        for field, decoder in source.decoders.items():
+            if decoder.question is not None:
+                yield (
+                    f"inputs.{source.id}.{field}: the columns come from a registry, and the state has a window, whose "
+                    "records would leave it by another schema than they entered by; give the decoder schema_text"
+                )
 
 
 def _columns_beside_problems(stream: StreamFields) -> Iterator[str]:

@@ -240,6 +240,10 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         """Let the receiver's next write to the log wait, as on a disk that hangs. Heartbeats wait with it."""
         self._receiver(index, input_id).log_gate.opened.clear()
 
+    def set_clock(self, index: int, ahead_seconds: float, input_id: str | None = None) -> None:
+        """Let the receiver's host have a wrong time of day, so far ahead of the ledger's, or behind if negative."""
+        self._receiver(index, input_id).clock.ahead_ms = round(ahead_seconds * 1000)
+
     def resume(self, index: int, input_id: str | None = None) -> None:
         """End `pause` and `hold_log`."""
         self._receiver(index, input_id).resume()
@@ -445,6 +449,8 @@ class ThreadsClock:
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self._paused_ms: int | None = None
+        # By how much the host's time of day is ahead; waits go by the time that passes.
+        self.ahead_ms = 0
         # By the name of a waiting thread: the event for which it waits too.
         self._waits: dict[str, tuple[float, threading.Event]] = {}
 
@@ -466,11 +472,14 @@ class ThreadsClock:
         self._paused_ms = None
 
     def now_ms(self) -> int:
-        paused_ms = self._paused_ms
-        return self._clock.now_ms() if paused_ms is None else paused_ms
+        return self._passed_ms() + self.ahead_ms
 
     def monotonic(self) -> float:
-        return self.now_ms() / 1000
+        return self._passed_ms() / 1000
+
+    def _passed_ms(self) -> int:
+        paused_ms = self._paused_ms
+        return self._clock.now_ms() if paused_ms is None else paused_ms
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         until = self.monotonic() + seconds

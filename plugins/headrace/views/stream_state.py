@@ -544,47 +544,58 @@ def _restart(evidence: Evidence, dag: DagFacts | None, problem: InputProblem, *,
 
 def _behind(evidence: Evidence) -> Iterator[Finding]:
     overview = evidence.overview
+    # Batches wait for blocks that are stored late, so what stores them slowly is the cause of all three.
+    slow_to_store = evidence.slow_parts
+    cause = "".join(f"; {part}" for part in slow_to_store)
+    storing = " ".join(part.remedy for part in slow_to_store)
+    is_named = False
     slow = slow_runs_of(overview.recent, overview.stream.batch_interval_ms)
     if slow is not None and overview.recent[0].allocated_at_ms > overview.now_ms - 1000 * 2 * evidence.limit_seconds:
         text = slow.text(coalesces=evidence.coalesces)
+        is_named = True
         yield Finding(
             State.FALLING_BEHIND,
-            f"{text[0].upper()}{text[1:].partition('. Give')[0]}.",
-            "Give the stream a longer batch_interval, or its batch DAG single_task=True.",
+            f"{text[0].upper()}{text[1:].partition('. Give')[0]}{cause}.",
+            storing or "Give the stream a longer batch_interval, or its batch DAG single_task=True.",
             overview.now_ms - slow.late_ms,
         )
     transactions = [] if evidence.stopped else open_transactions(overview.receivers, overview.now_ms)
     if transactions:
         yield _open_transaction(transactions, overview.now_ms)
     lag = None if transactions else evidence.lag_seconds
-    slow_to_store = evidence.slow_parts
     if lag is not None and lag > evidence.limit_seconds and not evidence.has_paused_receivers:
-        cause = "".join(f"; {part}" for part in slow_to_store)
+        is_named = True
         yield Finding(
             State.FALLING_BEHIND,
             f"The receivers are {readable_seconds(lag)} behind Kafka{cause}.",
-            " ".join(part.remedy for part in slow_to_store)
+            storing
             or "Give the input more receivers, or raise limits.max_rate if it is set. The list of partitions shows "
             "where the lag is.",
             overview.now_ms - int(lag * 1000),
         )
-    elif overview.job is not None and overview.job.alive(overview.now_ms):
-        for part in slow_to_store:
-            yield Finding(State.WELL, f"Storing is slow: {part}.", part.remedy)
     oldest = evidence.oldest
-    if oldest is None or slow is not None or is_standing_still(evidence):
-        return
-    late_seconds = evidence.late_seconds(oldest.due_ms)
-    if late_seconds > evidence.limit_seconds:
+    late_seconds = 0.0 if oldest is None else evidence.late_seconds(oldest.due_ms)
+    if (
+        oldest is not None
+        and slow is None
+        and not is_standing_still(evidence)
+        and late_seconds > evidence.limit_seconds
+    ):
         late = readable_seconds(late_seconds)
+        again = oldest.completed_before
+        is_named = is_named or not again
         yield Finding(
             State.FALLING_BEHIND,
             f"Batch {time_text(oldest.batch_time_ms)} had completed before, and is being run again for {late}."
-            if oldest.completed_before
-            else f"Batch {time_text(oldest.batch_time_ms)} is late by {late}.",
-            "Other batches complete. Its page, and `headrace batches show`, say what it waits for.",
+            if again
+            else f"Batch {time_text(oldest.batch_time_ms)} is late by {late}{cause}.",
+            (storing if not again else "")
+            or "Other batches complete. Its page, and `headrace batches show`, say what it waits for.",
             oldest.due_ms,
         )
+    if not is_named and overview.job is not None and overview.job.alive(overview.now_ms):
+        for part in slow_to_store:
+            yield Finding(State.WELL, f"Storing is slow: {part}.", part.remedy)
 
 
 def _open_transaction(transactions: Sequence[Mapping[str, Any]], now_ms: int) -> Finding:

@@ -17,7 +17,7 @@ from tests.integration.conftest import new_server_folder
 from tests.integration.spark.conftest import records
 from tests.support.avro_examples import encoded
 
-from headrace.batch.readers import READERS
+from headrace.batch.readers import READERS, BatchReaders
 from headrace.connections import resolve
 from headrace.devstack.registry import RegistryServer
 from headrace.errors import FAILURE, Failure
@@ -64,7 +64,7 @@ class Topic:
 
     def stream(self, connection: str, folder: Path, **decoder: Any) -> dict[str, Any]:
         """The fields of a stream that decodes the topic's values."""
-        value_decoder = AvroDecoder(registry=connection, **decoder)
+        value_decoder = AvroDecoder(**{"registry": connection, **decoder})
         return {
             "inputs": KafkaInput(bootstrap_servers="127.0.0.1:1", topics=self.name, value_decoder=value_decoder),
             "outputs": ParquetOutput(path=str(folder / "written")),
@@ -142,7 +142,7 @@ def test_versions_of_a_subject_are_read_by_the_newest(
     counts = shop.run(spark, time_ms).outputs["parquet"]
     assert shop.written() == [{"id": 1, "total": 1.5}, {"id": 2, "total": 1.5}, {"id": 3, "total": 2.5}, None]
     assert counts["undecodable"] == 3
-    assert counts[READERS]["records.value_decoder"]["version"] == 4
+    assert [reader["version"] for reader in counts[READERS].values()] == [4]
     preview = preview_batch(StreamContext(shop.batch.stream, shop.batch.ledger), time_ms, lambda: spark)
     reasons = [record.reason for record in preview.outputs[0].undecodable_records]
     assert "id is string where it was written, and long in the columns" in reasons[0]
@@ -259,3 +259,49 @@ def test_references_between_schemas_are_followed(registry: RegistryServer, conne
     assert [name for name, _ in found.schema.references] == ["shop.Currency", "shop.Money"]
     decoder = AvroDecoder(registry="any").with_reader(found.schema, "value")
     assert decoder.column == "`net` STRUCT<`currency` STRING>"
+
+
+def readers_of(shop: Shop, time_ms: int, *, claim: Any = None, **decoder: Any) -> BatchReaders:
+    """The readers of a batch; without a claim those that a preview has."""
+    changed = {**dict(shop.batch.stream), **shop.topic.stream(shop.connection, Path("/nowhere"), **decoder)}
+    context = StreamContext(Stream(**changed), shop.batch.ledger)
+    return BatchReaders.of(context, time_ms, claim=claim)
+
+
+def version_of(readers: BatchReaders) -> list[int]:
+    return [reader["version"] for reader in readers.facts.values()]
+
+
+def test_a_preview_tells_and_keeps_nothing(registry: RegistryServer, shop_of: Callable[..., Shop]) -> None:
+    shop = shop_of(registry)
+    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
+    folder = Path(shop.batch.stream.folder_url) / "kept"
+    assert version_of(readers_of(shop, time_ms)) == [1]
+    assert not folder.exists()
+    attempt = shop.batch.begin(time_ms)
+    readers_of(shop, time_ms, claim=attempt)
+    shop.topic.register(SECOND)
+    assert version_of(readers_of(shop, time_ms)) == [1]
+    later_ms = shop.allocate(shop.topic.framed(FIRST, id=2))
+    assert version_of(readers_of(shop, later_ms)) == [2]
+    shop.batch.ledger.attempts.fail(attempt, "so that the next one has the slot")
+    readers_of(shop, later_ms, claim=shop.batch.begin(later_ms))
+    (event,) = shop.batch.ledger.events.latest(shop.batch.stream.name, [EventKind.SCHEMA_CHANGED])
+    assert event.batch_time_ms == later_ms
+
+
+def test_a_batch_keeps_its_version_and_another_question_asks(
+    registry: RegistryServer, connections: Define, shop_of: Callable[..., Shop]
+) -> None:
+    """A definition that names another version, subject or registry later."""
+    shop = shop_of(registry)
+    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
+    attempt = shop.batch.begin(time_ms)
+    assert version_of(readers_of(shop, time_ms, claim=attempt)) == [1]
+    shop.topic.register(SECOND)
+    assert version_of(readers_of(shop, time_ms, claim=attempt, version=2)) == [1]
+    other = connect(connections, registry.url)
+    for _ in range(2):
+        assert version_of(readers_of(shop, time_ms, claim=attempt, registry=other)) == [2]
+        shop.topic.register(THIRD)
+    assert version_of(readers_of(shop, time_ms, claim=attempt)) == [1]

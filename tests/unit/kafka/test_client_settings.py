@@ -232,6 +232,14 @@ def test_a_request_that_a_cut_link_lost_is_given_up_within_20_s(monkeypatch: pyt
     assert admin_config(KafkaInput(connection="brokers", topics=("a",)))["socket.timeout.ms"] == 90_000
 
 
+def test_a_broker_that_hangs_is_left_before_the_next_fetch_is() -> None:
+    # The questions for topics' ids then go to another broker while the consumer still waits for the one that hangs.
+    source = KafkaInput(bootstrap_servers="b:1", topics=("a",))
+    fetch_ms = int(consumer_config(source, group="g", limits=Limits())["socket.timeout.ms"])
+    made = admin_config(source)
+    assert int(made["socket.timeout.ms"]) + int(made["topic.metadata.refresh.interval.ms"]) < fetch_ms
+
+
 def test_a_long_wait_for_records_is_within_the_time_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     from confluent_kafka import Consumer
 

@@ -78,29 +78,78 @@ def test_an_unknown_id_is_asked_for_again(tmp_path: Path) -> None:
 
 def test_the_newest_version_is_recorded_when_it_changes(tmp_path: Path) -> None:
     answers = Answers({}, [schema("A")])
-    first, found, before = kept(tmp_path, answers).newest("orders-value")
-    assert found.schema == schema("A").schema
-    assert (first.version, before) == (1, None)
-    assert kept(tmp_path, answers).newest("orders-value")[::2] == (first, None)
+    schemas = kept(tmp_path, answers)
+    first, found = schemas.newest("orders-value")
+    assert (first.version, found.schema) == (1, schema("A").schema)
+    assert not list(tmp_path.iterdir())
+    schemas.keep(found)
+    for _ in range(2):
+        schemas.record(first)
+    assert len(list(tmp_path.glob("reader-*"))) == 1
     answers.versions.append(schema("B"))
-    assert kept(tmp_path, answers).newest("orders-value", record=False)[2] == first
-    assert kept(tmp_path, answers).recorded("orders-value") == first
-    second, _, before = kept(tmp_path, answers).newest("orders-value")
-    assert (second.version, before) == (2, first)
+    second, _ = schemas.newest("orders-value")
+    assert second.version == 2
+    assert schemas.recorded("orders-value") == first
+    schemas.record(second)
     assert kept(tmp_path, answers).recorded("orders-value") == second
     assert kept(tmp_path, answers).recorded("orders-key") is None
     assert kept(tmp_path, answers).of_digest(first.sha256).schema == schema("A").schema
     # A version that was taken back is the newest one again.
-    del answers.versions[1]
-    assert kept(tmp_path, answers).newest("orders-value")[::2] == (first, second)
+    schemas.record(first)
     assert kept(tmp_path, answers).recorded("orders-value") == first
 
 
 def test_a_named_version_is_asked_for_once(tmp_path: Path) -> None:
     answers = Answers({}, [schema("A"), schema("B")])
-    assert kept(tmp_path, answers).of_version("orders-value", 1).schema == schema("A").schema
-    answers.versions.clear()
-    assert kept(tmp_path, answers).of_version("orders-value", 1).schema == schema("A").schema
+    assert kept(tmp_path, answers).of_version("orders-value", 1, ask=False) is None
+    for _ in range(2):
+        found = kept(tmp_path, answers).of_version("orders-value", 1)
+        assert found is not None
+        assert found.schema == schema("A").schema
+        answers.versions.clear()
+
+
+def test_a_look_at_a_batch_keeps_nothing(tmp_path: Path) -> None:
+    answers = Answers({7: schema("A")}, [schema("A")])
+    looking = KeptSchemas(KeptValues(str(tmp_path), "look"), "schemas", lambda _: answers)
+    assert looking.of_id(7, ask=False) == schema("A")
+    assert looking.of_version("orders-value", 1) is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_known_id_costs_no_write(tmp_path: Path) -> None:
+    kept(tmp_path, Answers({7: schema("A")})).of_id(7, ask=True)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    for path in times:
+        path.chmod(0o400)
+    assert kept(tmp_path, Answers({7: schema("A")})).of_id(7, ask=True) == schema("A")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+
+
+def test_an_id_that_a_registry_has_lost_is_read_as_before(tmp_path: Path) -> None:
+    """No record can be written with it any more."""
+    kept(tmp_path, Answers({7: schema("A")})).of_id(7, ask=True)
+    assert kept(tmp_path, Answers({})).of_id(7, ask=True) == schema("A")
+
+
+def test_the_same_text_in_another_format_is_refused(tmp_path: Path) -> None:
+    kept(tmp_path, Answers({7: RegisteredSchema("AVRO", SchemaText('{"type":"string"}'))})).of_id(7, ask=True)
+    other = Answers({7: RegisteredSchema("JSON", SchemaText('{"type":"string"}'))})
+    with pytest.raises(RegistryChangedError):
+        kept(tmp_path, other).of_id(7, ask=True)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ('{"a": 1, "b": 2}', '{"b":2,"a":1}', True),
+        ('{"const": 1}', '{"const": true}', False),
+        ("message M {\n  int32 a = 1;\n}", "message M {\n\nint32  a = 1;\n}\n", True),
+        ("message M { // old\n int32 a = 1; }", "message M { // old int32 a = 1; }", False),
+    ],
+)
+def test_schemas_are_the_same_but_for_blanks(one: str, other: str, same: bool) -> None:
+    assert SchemaText(one).same_as(SchemaText(other)) is same
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])

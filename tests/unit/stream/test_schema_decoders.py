@@ -43,7 +43,7 @@ def test_a_decoder_has_one_schema(fields: dict[str, Any], message: str) -> None:
 
 
 def test_a_registrys_columns_are_known_with_its_answer() -> None:
-    decoder = AvroDecoder(registry="schemas", version=3, refused_ids=(9,))
+    decoder = AvroDecoder(registry="schemas", version=3, refused_ids=(0, 9, "89791762-2336-4186-9674-299b90a802e2"))
     assert decoder.question == SchemaQuestion("schemas", "AVRO", None, 3)
     assert decoder.connection_ids == ("schemas",)
     with pytest.raises(SchemaNotKnownError, match="connection 'schemas'"):
@@ -51,7 +51,7 @@ def test_a_registrys_columns_are_known_with_its_answer() -> None:
     answered = decoder.with_reader(SchemaText(SCHEMA), "key")
     assert answered.column == "`id` INT"
     assert answered.keywords["part"] == "key"
-    assert answered.keywords["refused_ids"] == [9]
+    assert answered.keywords["refused_ids"] == [0, 9, "89791762-2336-4186-9674-299b90a802e2"]
     with pytest.raises(ValueError, match="no value that could be a column"):
         decoder.with_reader(SchemaText('"null"'), "value")
 

@@ -550,6 +550,37 @@ def test_what_is_slow_to_store_is_named_with_its_seconds(running: Shop, part: st
     assert reason[2:] in (summary.remedy or "")
 
 
+SLOW_DISK = "a sync of the log takes 8.0 s in receiver shop/records/0"
+
+
+def test_slow_syncs_are_the_cause_of_runs_that_begin_late(shop: Shop) -> None:
+    for _ in range(5):
+        shop.clock.advance(25_000)
+        shop.complete(shop.begin(shop.latest() - 2 * INTERVAL_MS))
+    assert "Give the stream a longer batch_interval" in (shop.summary().remedy or "")
+    shop.beat(log_write_seconds=8.0)
+    summary = shop.summary()
+    assert summary.state == "falling_behind"
+    assert summary.reason.startswith("Runs take 25.0 s")
+    assert SLOW_DISK in summary.reason
+    assert summary.also == ()
+    assert (summary.remedy or "").startswith("Look at the disk")
+
+
+def test_slow_syncs_are_the_cause_of_a_batch_that_is_late(shop: Shop) -> None:
+    shop.clock.advance(15_000)
+    shop.store()
+    shop.clock.advance(100_000)
+    shop.complete(shop.begin(shop.latest()))
+    assert "say what it waits for" in (shop.summary().remedy or "")
+    shop.beat(log_write_seconds=8.0)
+    summary = shop.summary()
+    assert "is late by" in summary.reason
+    assert SLOW_DISK in summary.reason
+    assert summary.also == ()
+    assert (summary.remedy or "").startswith("Look at the disk")
+
+
 @pytest.mark.parametrize(
     ("ahead", "said"),
     [(3_600, "is 1 h ahead of the ledger's clock"), (-31_536_000, "is 365 d behind the ledger's clock")],

@@ -201,8 +201,7 @@ class Attempts(Repository):
             return held
 
     def pinned(self, stream_name: str, batch_time_ms: int, name: str, *, target: str = "") -> dict[str, Any]:
-        """Return the facts of the batch that `pin` has recorded. ``target``: a replay's own count where the batch has
-        none."""
+        """Return the facts of the batch that `pin` has recorded. ``target``: those of a replay, or else the batch's."""
         with self._database.read() as connection:
             return _facts(connection, stream_name, batch_time_ms, target, name)
 
@@ -457,7 +456,7 @@ def _check_state_step(locked: LockedStream, batch: BatchRow, taken: Sequence[str
 
 
 def _facts(connection: Connection, stream_name: str, batch_time_ms: int, target: str, name: str) -> dict[str, Any]:
-    """The facts that attempts or outputs of the batch have recorded, the oldest ones; a replay's own come last."""
+    """The facts that attempts or outputs of the batch have recorded, the oldest ones; a replay's own come first."""
     facts: dict[str, Any] = {}
     for table, column in ((batch_attempts, "attributes"), (batch_outputs, "counts")):
         number = batch_attempts.c.number if table is batch_attempts else batch_outputs.c.attempt
@@ -468,7 +467,7 @@ def _facts(connection: Connection, stream_name: str, batch_time_ms: int, target:
                 table.c.batch_time_ms == batch_time_ms,
                 table.c.target.in_({"", target}),
             )
-            .order_by(table.c.target, number)
+            .order_by(table.c.target.desc(), number)
         )
         for recorded in connection.execute(query).scalars():
             facts = {**((recorded or {}).get(name) or {}), **facts}

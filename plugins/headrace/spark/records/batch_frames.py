@@ -30,6 +30,7 @@ from headrace.wal.local_copies import CopySettings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.kept_values import KeptUse
     from headrace.ledger.batches.tables import BatchOrigin
     from headrace.spark.attempts.batch_attempt import BatchAttempt
     from headrace.spark.attempts.batch_plan import OutputPlan
@@ -56,14 +57,14 @@ def read_inputs(
     origins: Sequence[BatchOrigin],
     partitions: int | None = None,
     *,
-    first_run: bool = False,
+    use: KeptUse = "repeat",
 ) -> dict[str, DecodedInput]:
     """Every input of the stream, by id, with the records of all these batches, each once.
 
     Args:
         origins: the batches, from ``ledger.batches.origins``; if there are none, the frames are empty.
         partitions: about how many tasks read an input; by default `parallelism`.
-        first_run: see `headrace.kept_values.KeptValues`.
+        use: see `headrace.kept_values.KeptValues`.
     """
     copies = CopySettings.of(stream.storage)
     return {
@@ -72,7 +73,7 @@ def read_inputs(
             source,
             partial(read_records, spark, source, origins, partitions=partitions, copies=copies),
             stream.folder_url,
-            first_run=first_run,
+            use=use,
         )
         for source in stream.inputs
     }
@@ -144,7 +145,7 @@ class BatchInputs:
         if origins not in self._inputs:
             attempt, readers = self._attempt, self.readers
             self._inputs[origins] = read_inputs(
-                attempt.spark, readers.stream, origins, attempt.partitions, first_run=readers.first_run
+                attempt.spark, readers.stream, origins, attempt.partitions, use=readers.use
             )
         return self._inputs[origins]
 

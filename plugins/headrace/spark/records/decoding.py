@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
+    from headrace.kept_values import KeptUse
     from headrace.stream import Input
 
 REASON = "undecodable_reason"
@@ -62,7 +63,7 @@ class TaskDecoder:
     """How tasks decode a column: the class as "module:Class", the type of the values, and keyword arguments.
 
     ``kept_url``: the folder of the values that the class keeps; None if it keeps none. ``beside``: the columns beside
-    the value. ``reads``: the columns of the record that the class gets. ``first_run``: see `KeptValues`.
+    the value. ``reads``: the columns of the record that the class gets. ``use``: see `KeptValues`.
     """
 
     reference: str
@@ -71,7 +72,7 @@ class TaskDecoder:
     kept_url: str | None = None
     beside: tuple[StructField, ...] = ()
     reads: tuple[str, ...] = ()
-    first_run: bool = False
+    use: KeptUse = "repeat"
 
     @property
     def made(self) -> DataType:
@@ -96,7 +97,7 @@ class TaskDecoder:
         if self.kept_url is not None:
             from headrace.kept_values import KeptValues
 
-            keywords["kept"] = KeptValues(self.kept_url, first_run=self.first_run)
+            keywords["kept"] = KeptValues(self.kept_url, self.use)
         return kind(arrow_type(self.made), time_zone=time_zone, **keywords)
 
 
@@ -124,7 +125,7 @@ class RecordDecoding:
 
     @classmethod
     def of(
-        cls, source: Input, spark: SparkSession, folder_url: str, *, first_run: bool = False
+        cls, source: Input, spark: SparkSession, folder_url: str, *, use: KeptUse = "repeat"
     ) -> RecordDecoding | None:
         """The decoding of an input's records; None if its decoders accept any bytes. ``folder_url``: the stream's.
 
@@ -139,7 +140,7 @@ class RecordDecoding:
                 decoder.kept_url(folder_url) if decoder.keeps else None,
                 _columns_beside(decoder.beside),
                 decoder.reads,
-                first_run,
+                use,
             )
             for name, decoder in named.items()
             if decoder.decodes is not None
@@ -293,9 +294,9 @@ class DecodedInput:
 
 
 def decode_input(
-    spark: SparkSession, source: Input, read: Reader, folder_url: str, *, first_run: bool = False
+    spark: SparkSession, source: Input, read: Reader, folder_url: str, *, use: KeptUse = "repeat"
 ) -> DecodedInput:
-    """Read an input's records with its decoders. ``folder_url``: the stream's. ``first_run``: see `KeptValues`.
+    """Read an input's records with its decoders. ``folder_url``: the stream's. ``use``: see `KeptValues`.
 
     A null stays null: a tombstone is not a decoding error. JSON must be one object that fits the schema exactly
     (``JsonObjects``); a missing field is null, an additional field is dropped.
@@ -304,7 +305,7 @@ def decode_input(
 
     from headrace.spark.records.record_columns import RECORD_SCHEMA
 
-    decoding = RecordDecoding.of(source, spark, folder_url, first_run=first_run)
+    decoding = RecordDecoding.of(source, spark, folder_url, use=use)
     if decoding is None:
         return DecodedInput(read())
     observations = tuple(_observation(spark) for _ in range(2))

@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from headrace.formats.schema_text import UnreadableSchemaError
 from headrace.kept_values import KeptValues
+from headrace.registry.client import RegisteredSchema
 from headrace.registry.framing import SchemaId, read_frames
 from headrace.registry.schemas import KeptSchemas
 
+_MOST_DECODERS = 256
 _FORMAT_NAMES = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON Schema"}
 
 
@@ -43,7 +45,7 @@ class FramedValues:
         registry: str | None = None,
         format: str = "",
         part: str = "value",
-        refused_ids: Collection[int] = (),
+        refused_ids: Collection[int | str] = (),
         **keywords: Any,
     ) -> None:
         """
@@ -63,7 +65,8 @@ class FramedValues:
         if registry is None:
             self._unframed = self._make(column, **self._keywords)
         self._schemas = KeptSchemas(kept, registry or "")
-        self._ask = kept.first_run
+        self._ask = kept.use == "first_run"
+        self._found: dict[SchemaId, RegisteredSchema] = {}
         self._format = format
         self._part = part
         self._refused_ids = frozenset(refused_ids)
@@ -103,13 +106,18 @@ class FramedValues:
     def _decoder(self, id_: SchemaId, path: tuple[int, ...]) -> ValuesOfSchema | str:
         """The decoder of the values of a schema, or the reason why they cannot be decoded."""
         if (id_, path) not in self._decoders:
+            if len(self._decoders) >= _MOST_DECODERS:
+                # Each record may name a message of its own.
+                self._decoders.clear()
             self._decoders[id_, path] = self._made(id_, path)
         return self._decoders[id_, path]
 
     def _made(self, id_: SchemaId, path: tuple[int, ...]) -> ValuesOfSchema | str:
         if id_ in self._refused_ids:
             return f"of schema {id_}, which refused_ids names"
-        found = self._schemas.of_id(id_, ask=self._ask)
+        if id_ not in self._found:
+            self._found[id_] = self._schemas.of_id(id_, ask=self._ask)
+        found = self._found[id_]
         if found.format != self._format:
             theirs, ours = (_FORMAT_NAMES.get(name, name) for name in (found.format, self._format))
             return f"of schema {id_}, which is {theirs} and not {ours}"
