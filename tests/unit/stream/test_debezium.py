@@ -72,7 +72,7 @@ def test_what_is_no_event_is_a_problem_of_the_stream() -> None:
         stream_of(DebeziumDecoder(events=JsonDecoder(fields="id INT")))
 
 
-def test_a_schema_of_a_registry_is_asked_for_by_the_decoder_of_the_events() -> None:
+def test_the_schema_of_a_registry_is_that_of_the_events() -> None:
     decoder = DebeziumDecoder(events=AvroDecoder(registry="registry_default"))
     assert decoder.connection_ids == ("registry_default",)
     assert decoder.is_framed
