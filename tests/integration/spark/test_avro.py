@@ -60,7 +60,7 @@ def defined_once(kind: Any, names: set[str]) -> Any:
     if "name" in kind:
         name = f"{kind['name']}{kind.get('size', '')}{kind.get('logicalType', '').replace('-', '')}"
         if name in names:
-            return f"shop.{name}"
+            return name if "." in name else f"shop.{name}"
         names.add(name)
         return {**kind, "name": name}
     return {key: defined_once(held, names) if key in ("items", "values") else held for key, held in kind.items()}

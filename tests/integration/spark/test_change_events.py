@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
+from sqlalchemy import make_url
 from tests.support.avro_examples import encoded
 from tests.support.change_events import UNAVAILABLE, event, field, postgres, with_schema
+from tests.support.debezium import Debezium
 
+from headrace.devstack.postgres import PostgresServer
 from headrace.stream import (
     AvroDecoder,
     DebeziumDecoder,
@@ -47,8 +53,11 @@ class Follower:
             value if value is None or isinstance(value, bytes) else json.dumps(value).encode() for _, value in changes
         ]
         keys = [None if key is None else json.dumps({"id": key}).encode() for key, _ in changes]
+        self.add_records(keys, values, partition=partition)
+
+    def add_records(self, keys: Sequence[bytes | None], values: Sequence[bytes | None], *, partition: int = 0) -> None:
         first = self._next.get(partition, 0)
-        self._next[partition] = first + len(changes)
+        self._next[partition] = first + len(values)
         block = self._records(values, topic="shop.public.orders", partition=partition, first_offset=first)
         self.batches.add(block.set_column(0, block.schema.field("key"), pa.array(keys, pa.binary())))
 
@@ -236,4 +245,120 @@ def test_both_decoders_keep_the_contract(spark: SparkSession) -> None:
     check_decoder(DebeziumDecoder(fields=FIELDS), values, refused=[b"", b"{}", b"[]"], spark=spark)
     check_decoder(DebeziumKeyDecoder(fields="id INT"), [b'{"id": 1}'], refused=[b"", b"null", b"[]"], spark=spark)
     avro = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(ENVELOPE)))
-    check_decoder(avro, [in_avro("d", None, None, 4)], refused=[b"", in_avro("c", None, None, 4)], spark=spark)
+    one = {"id": 1, "name": "a", "total": b"\x01"}
+    check_decoder(avro, [in_avro("r", None, one, 4)], refused=[b"", in_avro("c", None, None, 4)], spark=spark)
+
+
+SIGNAL = """INSERT INTO signal VALUES ('again', 'execute-snapshot',
+    '{"type": "blocking", "data-collections": ["public.orders"]}')"""
+LAST = 1_000
+"""The key of the row that is written last."""
+
+
+def write_at_random(connection: Any, random: Random, times: int) -> None:
+    """Insert, update, delete rows and change their keys, some of them twice in a transaction."""
+    for _ in range(times):
+        key, other = random.sample(range(40), 2)
+        with connection.transaction():
+            for _ in range(random.randint(1, 2)):
+                name, total = f"name {random.random()}", random.randint(-99_999, 99_999) / 100
+                values = {"key": key, "other": other, "name": name, "total": total}
+                connection.execute(
+                    random.choice(
+                        [
+                            "INSERT INTO orders VALUES (%(key)s, %(name)s, %(total)s) ON CONFLICT (id) DO UPDATE "
+                            "SET name = excluded.name, total = excluded.total",
+                            "UPDATE orders SET name = %(name)s WHERE id < %(key)s",
+                            "DELETE FROM orders WHERE id = %(key)s",
+                            "UPDATE orders SET id = %(other)s WHERE id = %(key)s "
+                            "AND NOT EXISTS (SELECT 1 FROM orders WHERE id = %(other)s)",
+                        ]
+                    ),
+                    values,
+                )
+
+
+def sent(kafka: str, topic: str, done: Callable[[list[Any]], bool]) -> list[Any]:
+    """The records of a topic, up to the first with which they are ``done``."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "changes", "enable.auto.commit": "false"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    messages: list[Any] = []
+    try:
+        while not messages or not done(messages):
+            (message,) = consumer.consume(1, timeout=90)
+            messages.append(message)
+    finally:
+        consumer.close()
+    return messages
+
+
+def has_last_row(messages: list[Any]) -> bool:
+    return bool(json.loads(messages[-1].key() or b"{}").get("id") == LAST)
+
+
+def has_second_snapshot(messages: list[Any]) -> bool:
+    values = [json.loads(message.value()) for message in messages if message.value()]
+    return [value["op"] == "r" and value["source"]["snapshot"] == "last" for value in values].count(True) == 2
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_a_real_table_and_its_index_are_equal(
+    by_position: bool,
+    follow: Any,
+    kafka: str,
+    postgres: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A real Postgres and a real Debezium, with a second snapshot, a kill, and batches that run again.
+
+    Only positions can apply a truncate, and only offsets order a transaction that was open during the snapshot.
+    """
+    prefix = "positions" if by_position else "offsets"
+    topic = f"{prefix}.public.orders"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    debezium = Debezium(
+        request.getfixturevalue("server_folder"),
+        kafka=kafka,
+        postgres=server,
+        database=str(make_url(postgres).database),
+        prefix=prefix,
+        settings={"signal.data.collection": "public.signal"},
+    )
+    for made in AdminClient({"bootstrap.servers": kafka}).create_topics([NewTopic(topic, 1, 1)]).values():
+        made.result(30)
+    random = Random(7)
+    with debezium.connect() as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, name text, total numeric(10, 2))")
+        connection.execute("CREATE TABLE signal (id text PRIMARY KEY, type text, data text)")
+        write_at_random(connection, random, 30)
+        with debezium:
+            debezium.wait_until_streaming()
+            write_at_random(connection, random, 100)
+            connection.execute("TRUNCATE orders" if by_position else "DELETE FROM orders WHERE id > 20")
+            write_at_random(connection, random, 60)
+            connection.execute("INSERT INTO orders VALUES (100, 'before', 1)")
+            with debezium.connect() as other, other.transaction():
+                if not by_position:
+                    other.execute("UPDATE orders SET name = 'open' WHERE id = 100")
+                connection.execute(SIGNAL)
+                sent(kafka, topic, has_second_snapshot)
+            debezium.kill()
+            write_at_random(connection, random, 60)
+            debezium.start().wait_until_streaming()
+            write_at_random(connection, random, 30)
+            connection.execute("INSERT INTO orders VALUES (%s, 'last', 1)", (LAST,))
+            messages = sent(kafka, topic, has_last_row)
+        table = connection.execute("SELECT id, name, total FROM orders").fetchall()
+    by = {"document_ids": KeyIds(version_from="position"), "truncates": "apply"} if by_position else {}
+    follower = follow(**by)
+    operations = {json.loads(message.value())["op"] for message in messages if message.value()}
+    assert operations == {"r", "c", "u", "d", *(["t"] if by_position else [])}
+    for first in range(0, len(messages), 400):
+        part = messages[first : first + 400]
+        follower.add_records([message.key() for message in part], [message.value() for message in part])
+        assert follower.run()["dead_lettered"] == 0
+    expected = {str(id_): {"id": id_, "name": name, "total": float(total)} for id_, name, total in table}
+    assert follower.documents() == expected
+    assert expected["100"]["name"] == ("before" if by_position else "open")
+    follower.run(10_000)
+    assert follower.documents() == expected

@@ -25,21 +25,24 @@ from headrace.formats.change_events import (
     MESSAGE,
     ROW_OPERATIONS,
     SCHEMA_CHANGE,
-    SOURCE,
     TRANSACTION,
     TRUNCATED,
     DecimalTexts,
     Said,
     TimeUnit,
-    position,
     said_of_places,
 )
 from headrace.spark.records.connect_values import ConnectLeaf
+from headrace.spark.records.event_columns import (
+    columns_of_source,
+    connector_of,
+    refuse_unsent,
+    text_of,
+    transactions_of,
+)
 from headrace.spark.records.exact_columns import UnfitError
 from headrace.spark.records.json_objects import REFUSED, Objects, not_utf8
 
-_UNSENT = "__debezium_unavailable_value"
-"""What Debezium sends in place of a large value of PostgreSQL that an update has left as it was."""
 _OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
 _SCHEMAS_KEPT = 64
 _NO_SCHEMA = 0
@@ -216,7 +219,7 @@ class ChangeEvents:
             column if self._is_key else column.field("value").type, ConnectLeaf(None, times, decimals, time_zone)
         )
         self._wanted = f"no {'key' if self._is_key else 'change event'} of {fields}" if fields else "no change event"
-        self._reader = _Reader(self._rows)
+        self._reader = _EventReader(self._rows)
 
     def decode(self, values: pa.Array, *, headers: pa.Array | None = None) -> tuple[pa.Array, dict[int, str]]:
         """The structs of binary ``values``, and the reasons by row of those that are refused, which are null.
@@ -265,7 +268,7 @@ class ChangeEvents:
             else {name: () for name in SOURCE_FIELDS}
         )
         made |= columns_of_source(of_source, ops, positioned, times, [source is not None for source in sources])
-        made["transaction"] = _transactions(transactions)
+        made["transaction"] = transactions_of(transactions)
         absent = np.array([event is None for event in events], bool)
         absent[list(refused)] = True
         arrays = [made[field.name].cast(field.type) for field in self._column]
@@ -273,103 +276,6 @@ class ChangeEvents:
 
 
 _NOTHING = _Event(None)
-
-
-def refuse_unsent(rows: pa.StructArray, refused: dict[int, str]) -> None:
-    """Refuse rows of which the database did not send a value: a document without it would not be the row."""
-    for field, column in zip(rows.type, rows.flatten(), strict=True):
-        kind, held = field.type, column
-        if pa.types.is_list(kind):
-            kind, held = kind.value_type, column.flatten()
-        if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-            continue
-        mask = pc.equal(
-            held, pa.scalar(_UNSENT, kind) if pa.types.is_string(kind) else pa.scalar(_UNSENT.encode(), kind)
-        )
-        if not pc.any(mask, min_count=0).as_py():
-            continue
-        places = pc.indices_nonzero(mask)
-        for row in places.to_pylist() if held is column else pc.list_parent_indices(column).take(places).to_pylist():
-            refused[row] = (
-                f"the database did not send {field.name!r}, a large value that the change left as it was; give "
-                "the table REPLICA IDENTITY FULL"
-            )
-
-
-def columns_of_source(
-    of: Mapping[str, Sequence[Any]],
-    ops: Sequence[Any],
-    positioned: Sequence[bool],
-    times: Sequence[Any],
-    present: Sequence[bool],
-) -> dict[str, pa.Array]:
-    """The columns ``source``, ``position`` and ``changed_at``, of lists of a source's fields by name."""
-    tables = [
-        table if table is not None else collection
-        for table, collection in zip(of["table"], of["collection"], strict=True)
-    ]
-    texts = [_texts(tables if name == "table" else of[name]) for name in SOURCE]
-    source = pa.StructArray.from_arrays(
-        texts, names=list(SOURCE), mask=pa.array([not there for there in present], pa.bool_())
-    )
-    names = ("connector", "lsn", "sequence", "file", "pos", "row", "ts_ms", "ord", "txnNumber")
-    positions = [
-        position(op, dict(zip(names, given, strict=True))) if may else None
-        for op, may, *given in zip(ops, positioned, *(of[name] for name in names), strict=True)
-    ]
-    at = [
-        _micros(us, ms if ms is not None else sent)
-        for us, ms, sent in zip(of["ts_us"], of["ts_ms"], times, strict=True)
-    ]
-    return {
-        "source": source,
-        "position": pa.array(positions, pa.int64()),
-        "changed_at": pa.array(at, pa.timestamp("us", "UTC")),
-    }
-
-
-def _texts(values: Sequence[Any]) -> pa.Array:
-    try:
-        return pa.array(values, pa.string())
-    except (pa.ArrowException, TypeError):
-        return pa.array([_text(value) for value in values], pa.string())
-
-
-def _text(value: Any) -> str | None:
-    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
-
-
-_MOST_MILLIS = 253_402_300_799_999
-
-
-def _micros(micros: Any, millis: Any) -> int | None:
-    """The time in microseconds; None if there is none in the years up to 9999."""
-    micros, millis = _whole(micros), _whole(millis)
-    number = micros if micros is not None else None if millis is None else millis * 1_000
-    return number if number is not None and 0 <= number <= _MOST_MILLIS * 1_000 else None
-
-
-def _whole(value: Any) -> int | None:
-    if isinstance(value, str):
-        return int(value) if value.isascii() and value.removeprefix("-").isdecimal() and len(value) <= 20 else None
-    return value if isinstance(value, int) else None
-
-
-def _transactions(transactions: Sequence[Any]) -> pa.Array:
-    kind = pa.struct([("id", pa.string()), ("total_order", pa.int64()), ("data_collection_order", pa.int64())])
-    if not any(transaction is not None for transaction in transactions):
-        return pa.nulls(len(transactions), kind)
-    rows = [
-        None
-        if held is None
-        else {
-            "id": held.id,
-            "total_order": _whole(held.total_order),
-            "data_collection_order": _whole(held.data_collection_order),
-        }
-        for held in transactions
-    ]
-    return pa.array(rows, kind)
 
 
 class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
@@ -385,7 +291,7 @@ _read_source = msgspec.json.Decoder(_Source | None).decode
 _read_envelope = msgspec.json.Decoder(_Envelope).decode
 
 
-class _Reader:
+class _EventReader:
     """Reads the texts of records."""
 
     def __init__(self, rows: _DeclaredRows) -> None:
@@ -471,7 +377,7 @@ class _Reader:
         held = _read_envelope(payload)
         if held.op not in _OPERATIONS:
             raise _RefusedError(f"it has the operation {held.op!r}, which headrace does not know")
-        before, after = (self._row(fields.get(part)) for part in ("before", "after"))
+        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
         self._flat = False
         return _Event(held.op, before, after, held.source, held.transaction, held.ts_ms, schema)
 
@@ -507,7 +413,7 @@ class _Reader:
         return self._of_fields(data, inside, schema, headers)
 
     def _envelope_of_cloud(self, fields: Mapping[str, Any], schema: int, said: Mapping[str, str | None]) -> _Event:
-        before, after = (self._row(fields.get(part)) for part in ("before", "after"))
+        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
         source = _Source(**{name: said.get(name.replace("_", "").lower()) for name in SOURCE_FIELDS})
         transaction = (
             _Transaction(said["txid"], said.get("txtotalorder"), said.get("txdatacollectionorder"))
@@ -567,8 +473,8 @@ class _Reader:
             self._opening, self._schema = opening, number
         return payload, number
 
-    def _row(self, raw: Any) -> Any:
-        """A row of its JSON, or of a text of MongoDB that is one; None if there is none."""
+    def _row(self, raw: Any, part: str = "") -> Any:
+        """A row of its JSON, or of a text of MongoDB that is one; None if there is none. ``part``: of an envelope."""
         text = b"null" if raw is None else bytes(raw)
         if text[:1] == b'"':
             text = _plain_document(msgspec.json.decode(text, type=str))
@@ -577,7 +483,10 @@ class _Reader:
                 return reader(text)
             except REFUSED:
                 continue
-        return self._row_readers[-1](text)
+        try:
+            return self._row_readers[-1](text)
+        except msgspec.DecodeError as error:
+            raise _RefusedError(str(error).replace("`$", f"`$.{part}") if part else str(error)) from None
 
 
 def _changes_no_row(names: Set[str]) -> str | None:
@@ -593,13 +502,6 @@ def _inside(text: bytes, opening: bytes, length: int) -> bytes:
     if not text.startswith(opening):
         raise _RefusedError
     return text[length:-1] if text[-1:] == b"}" else b""
-
-
-def connector_of(lsn: Any, sequence: Any, file: Any) -> str | None:
-    """The connector of a flattened row that does not name it, by what it says of the position."""
-    if lsn is not None or sequence is not None:
-        return "postgresql"
-    return None if file is None else "mysql"
 
 
 class _Headers:
@@ -642,7 +544,7 @@ def _header_text(value: bytes | None) -> str | None:
 def _scalar(raw: Any) -> str | None:
     """A text, number or truth value in JSON as text; None for all else."""
     given = msgspec.json.decode(bytes(raw))
-    return _text(given) if isinstance(given, str | int | float) else None
+    return text_of(given) if isinstance(given, str | int | float) else None
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.formats.change_events import DELETED, ROW_OPERATIONS
-from headrace.spark.records.change_events import SOURCE_FIELDS, columns_of_source, connector_of, refuse_unsent
+from headrace.spark.records.change_events import SOURCE_FIELDS
+from headrace.spark.records.event_columns import columns_of_source, connector_of, refuse_unsent
 
 _TRANSACTION = ("id", "total_order", "data_collection_order")
 

@@ -87,9 +87,11 @@ class TestEnvelopes:
         assert made[1]["value"] == ROW
 
     def test_a_value_that_does_not_fit_names_its_place(self) -> None:
-        made, refused = decode(event("c", None, {"id": 2**40, "name": None}), event("c", None, ROW))
-        assert "`$.after.id`" in refused[0]
-        assert made[1]["value"] == ROW
+        wrong = ({"id": 2**40, "name": None}, {"id": "x", "name": None}, {"id": 1, "name": 2.5})
+        made, refused = decode(*(event("c", None, row) for row in wrong), event("c", None, ROW))
+        assert sorted(refused) == [0, 1]
+        assert all("`$.after.id`" in reason for reason in refused.values())
+        assert [made[2]["value"]["name"], made[3]["value"]] == ["2.5", ROW]
 
     def test_a_large_value_that_was_not_sent_is_refused(self) -> None:
         kind = pa.struct(
