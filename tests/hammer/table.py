@@ -198,6 +198,7 @@ def chaos(
         for process in application.job_processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        until("the end of the lease", lambda: not application.job().alive(application.ledger.now_ms()))
         application.running_job(start_job(application))
 
     def kill_batch() -> None:
