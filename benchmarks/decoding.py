@@ -25,10 +25,10 @@ from tests.support.protobuf_examples import arrow_of
 
 from headrace.formats.protobuf_schema import descriptor_pool, descriptor_set, read_schema
 from headrace.spark.records.avro_values import AvroValues
-from headrace.spark.records.decoding import ColumnDecoder
+from headrace.spark.records.framed_values import ValuesOfSchema
 from headrace.spark.records.json_objects import JsonObjects
 from headrace.spark.records.protobuf_values import ProtobufValues
-from headrace.stream import AvroDecoder, ProtobufDecoder
+from headrace.stream import ProtobufDecoder
 
 PROTOBUF = """syntax = "proto3";
 package shop;
@@ -119,16 +119,15 @@ def main() -> None:
     options = parser.parse_args()
     orders = [order(number) for number in range(options.records)]
     protobuf = ProtobufDecoder(schema_text=PROTOBUF, message="shop.Order")
-    avro = AvroDecoder(schema_text=json.dumps(AVRO))
 
     column: Any = arrow_of(read_schema(protobuf.descriptor_set, protobuf.message))
-    keywords: dict[str, Any] = protobuf.keywords
+    keywords: dict[str, Any] = {name: value for name, value in protobuf.keywords.items() if name != "of"}
     slow = ProtobufValues(column, **keywords)
     slow._reader = None
     in_json, in_protobuf = list(map(as_json, orders)), list(map(as_protobuf(protobuf), orders))
-    ways: dict[str, tuple[ColumnDecoder, list[bytes]]] = {
+    ways: dict[str, tuple[ValuesOfSchema, list[bytes]]] = {
         "JSON": (JsonObjects(column), in_json),
-        "decode Avro records": (AvroValues(column, schema=avro.schema_text), list(map(as_avro(), orders))),
+        "decode Avro records": (AvroValues(column, schema=json.dumps(AVRO)), list(map(as_avro(), orders))),
         "decode Protobuf records": (ProtobufValues(column, **keywords), in_protobuf),
         "decode Protobuf records without ptars": (slow, in_protobuf),
     }

@@ -27,7 +27,8 @@ from typing import Annotated, Any
 import psutil
 import psycopg
 import typer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from tests.integration.spark.application import Application, until
 from tests.support.debezium import Debezium
 
@@ -159,25 +160,25 @@ class Batches(threading.Thread):
     def __init__(self, application: Application) -> None:
         super().__init__(name="batches", daemon=True)
         self._application = application
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self.process: subprocess.Popen[str] | None = None
         self.tries = 0
         self.batches = 0
 
     def stop(self) -> None:
-        self._stop.set()
+        self._ended.set()
         self.join()
 
     def run(self) -> None:
         application = self._application
-        while not self._stop.is_set():
+        while not self._ended.is_set():
             time_ms = application.ledger.batches.next_unclaimed(STREAM)
             if time_ms is None or application.ledger.now_ms() < time_ms:
                 time.sleep(0.2)
                 continue
             allocated = allocate(StreamContext(application.stream, application.ledger), time_ms).batch.batch_time_ms
             self.batches += 1
-            while not self._stop.is_set():
+            while not self._ended.is_set():
                 self.tries += 1
                 self.process = application.start(application.batch_command(allocated), "batches")
                 if self.process.wait() == 0:
@@ -307,15 +308,10 @@ def main(
     data.mkdir(parents=True)
     chance = random.Random(seed)
     with ExitStack() as stack:
-        kafka, search, registry, postgres = (
-            stack.enter_context(server)
-            for server in (
-                KafkaServer(data / "kafka"),
-                ElasticsearchServer(data / "elasticsearch"),
-                RegistryServer(data / "registry"),
-                PostgresServer(data / "postgres", settings={"wal_level": "logical"}),
-            )
-        )
+        kafka = stack.enter_context(KafkaServer(data / "kafka"))
+        search = stack.enter_context(ElasticsearchServer(data / "elasticsearch"))
+        registry = stack.enter_context(RegistryServer(data / "registry"))
+        postgres = stack.enter_context(PostgresServer(data / "postgres", settings={"wal_level": "logical"}))
         stack.callback(postgres.wipe)
         postgres.create_database("shop")
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

@@ -22,7 +22,7 @@ from headrace.stream.ddl import column_differences
 if TYPE_CHECKING:
     from headrace.ledger.batches.tables import Attempt
     from headrace.stream import DecoderDefinition, Input, Stream
-    from headrace.stream.decoders import SchemaQuestion
+    from headrace.stream.decoder import SchemaQuestion
     from headrace.stream_context import StreamContext
 
 READERS = "readers"

@@ -407,7 +407,7 @@ def check(
 def _columns(stream: Stream) -> Iterator[str]:
     """The columns of decoded keys and values."""
     from headrace.batch.readers import last_read_by
-    from headrace.stream.decoders import SchemaNotKnownError
+    from headrace.stream.schema_decoders import SchemaNotKnownError
 
     for source in stream.inputs:
         read_by = last_read_by(stream, source) if stream.storage.is_local else source

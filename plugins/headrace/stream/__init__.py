@@ -1,16 +1,7 @@
 """What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
-from headrace.stream.decoders import (
-    AvroDecoder,
-    BytesDecoder,
-    DebeziumDecoder,
-    DebeziumKeyDecoder,
-    DecoderDefinition,
-    JsonDecoder,
-    JsonSchemaDecoder,
-    ProtobufDecoder,
-    Utf8Decoder,
-)
+from headrace.stream.change_event_decoders import DebeziumDecoder, DebeziumKeyDecoder
+from headrace.stream.decoder import BytesDecoder, DecoderDefinition, JsonDecoder, Utf8Decoder
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     Input,
@@ -33,6 +24,7 @@ from headrace.stream.outputs import (
     ParquetOutput,
     RecordIds,
 )
+from headrace.stream.schema_decoders import AvroDecoder, JsonSchemaDecoder, ProtobufDecoder
 from headrace.stream.settings import (
     Backpressure,
     DeadLetterLimit,

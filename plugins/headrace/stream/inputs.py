@@ -21,7 +21,8 @@ from pydantic import (
 
 from headrace.stream.contract import INPUT_SHAPES, KindDefinition, Shape
 from headrace.stream.ddl import parse_columns
-from headrace.stream.decoders import BytesDecoder, Decoder, DecoderDefinition
+from headrace.stream.decoder import BytesDecoder, DecoderDefinition
+from headrace.stream.decoders import Decoder
 from headrace.stream.model import CalledClass, Identifier, Part, Texts, check_identifier, is_reference, validate_part
 from headrace.stream.secrets import Servers
 from headrace.stream.topic_pattern import matches, topic_pattern

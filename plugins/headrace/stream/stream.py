@@ -19,7 +19,7 @@ from pydantic import JsonValue, model_validator
 from headrace.errors import Failure, HeadraceError
 from headrace.stream.contract import KindDefinition, wrong_values
 from headrace.stream.ddl import check_decoded_type
-from headrace.stream.decoders import DecoderDefinition
+from headrace.stream.decoder import DecoderDefinition
 from headrace.stream.fields import StreamFields
 from headrace.stream.model import Part, StreamDefinitionError, is_reference, load_reference, milliseconds, references_in
 from headrace.stream.outputs import RECORD_COLUMNS, Output
@@ -142,6 +142,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
     yield from _missing_or_double(stream)
     yield from _secrets_of_extensions(stream)
     yield from _columns_beside_problems(stream)
+    yield from _subject_problems(stream)
     yield from _leaving_problems(stream)
     for where, part in stream.parts:
         yield from (f"{where}.{text}" for text in part.problems(stream))
@@ -187,6 +188,17 @@ def _secrets_of_extensions(stream: StreamFields) -> Iterator[str]:
                 f"{where}: holds a login or a secret in {', '.join(named)}, and the definition is stored in clear; put "
                 "it into an Airflow connection, and give the class a field with the connection's id"
             )
+
+
+def _subject_problems(stream: StreamFields) -> Iterator[str]:
+    for source in stream.inputs:
+        for field, decoder in source.decoders.items():
+            question = decoder.question
+            if question is not None and question.subject is None and len(source.topic_names) != 1:
+                yield (
+                    f"inputs.{source.id}.{field}: the input has no single topic, after which the subject of a schema "
+                    "could be named; name the subject of the schema that all records are read by"
+                )
 
 
 def _leaving_problems(stream: StreamFields) -> Iterator[str]:

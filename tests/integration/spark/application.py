@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from tests.support.living_process import is_alive
 
 from headrace.batch.allocation import allocate
@@ -125,7 +126,7 @@ class Application:
     def produce(self, *values: str) -> None:
         producer = Producer({"bootstrap.servers": self.bootstrap_servers})
         for value in values:
-            producer.produce(self.stream.inputs[0].topics[0], value=value)
+            producer.produce(self.stream.kafka_inputs[0].topics[0], value=value)
         producer.flush()
 
     def allocate_next(self) -> int:

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from headrace.formats.schema_text import SchemaText
 from headrace.stream import AvroDecoder, ConsoleOutput, KafkaInput, State, Stream, StreamDefinitionError
-from headrace.stream.decoders import SchemaNotKnownError, SchemaQuestion
+from headrace.stream.decoder import SchemaQuestion
+from headrace.stream.schema_decoders import SchemaNotKnownError
 
 SCHEMA = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}'
 
