@@ -34,6 +34,12 @@ _UNKNOWN_SUBJECT = (40401, 40402)
 
 _PATH_HINT = "Karapace, Redpanda and Confluent serve it at the root, Apicurio below /apis/ccompat/v7"
 
+_ID_HINT = (
+    " If it answers for other schemas, the id is none that it could have, or a GUID, and some registries have no GUIDs:"
+    " the records are broken, or of another registry. To make them dead letters, add the id to refused_ids of the "
+    "decoder."
+)
+
 _EXTRA = {
     "proxy": "proxy",
     "ca_certs": "ssl.ca.location",
@@ -162,6 +168,7 @@ class Registry:
                 remedy="The batch is tried again. Look whether the registry runs and can be reached from Spark's hosts "
                 "too.",
             ) from error
+        of_id = what.startswith("schema ")
         status, code, said = error.http_status_code, error.error_code, str(error.error_message)[:300]
         if status in (401, 403):
             raise RegistryRefusedError(
@@ -182,9 +189,9 @@ class Registry:
             ) from error
         if status == 404:
             raise RegistryPathError(
-                f"There is no schema registry with Confluent's API at {self.url} (connection {self.connection_id!r}): "
-                f"{said} (HTTP 404).",
-                remedy=f"Correct the connection's host and path: {_PATH_HINT}.",
+                f"There is no schema registry with Confluent's API at {self.url} (connection {self.connection_id!r}), "
+                f"or it does not know the question for {what}: {said} (HTTP 404).",
+                remedy=f"Correct the connection's host and path: {_PATH_HINT}.{_ID_HINT if of_id else ''}",
             ) from error
         raise RegistryUnavailableError(
             f"{where[0].upper()}{where[1:]} answered the question for {what} with HTTP {status}: {said}.",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     JsonValue,
+    NonNegativeInt,
     PositiveInt,
     PrivateAttr,
     SerializeAsAny,
@@ -42,6 +45,9 @@ _NOT_OF_JSON = frozenset(
     {"char", "character", "varchar", "geometry", "geography", "interval", "variant", "void"},
 )
 
+
+# In the form that an error names, as the frame of a record has its bytes only.
+_Guid = Annotated[str, AfterValidator(lambda given: str(uuid.UUID(given)))]
 
 KEPT_FOLDER = "kept"
 """The folder of what decoders keep, in the folder of the stream. Nothing deletes it, as nothing knows who reads it."""
@@ -219,8 +225,9 @@ class SchemaDecoder(DecoderDefinition):
     version: PositiveInt | None = Field(
         default=None, description="The version of the subject; by default the newest when a batch first begins."
     )
-    refused_ids: tuple[PositiveInt, ...] = Field(
-        default=(), description="Schema ids whose records are dead letters, such as those of a broken producer."
+    refused_ids: tuple[NonNegativeInt | _Guid, ...] = Field(
+        default=(),
+        description="Schema ids, or GUIDs, whose records are dead letters, such as those of a broken producer.",
     )
 
     _reader: SchemaText | None = PrivateAttr(default=None)
