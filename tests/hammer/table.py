@@ -226,7 +226,7 @@ def start_job(application: Application) -> subprocess.Popen[str]:
 
 def documents(url: str, index: str) -> dict[str, dict[str, Any]]:
     """All documents of an index by their ids; numbers with a point as decimals."""
-    post(f"{url}/{index}/_refresh", {})
+    post(f"{url}/{index}/_refresh")
     found: dict[str, dict[str, Any]] = {}
     after: list[Any] | None = None
     while True:
@@ -238,9 +238,9 @@ def documents(url: str, index: str) -> dict[str, dict[str, Any]]:
         after = hits[-1]["sort"]
 
 
-def post(url: str, body: Any) -> Any:
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - http, ours
+def post(url: str, body: Any = None) -> Any:
+    data = b"" if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - http, ours
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
         return json.loads(answer.read(), parse_float=Decimal)
 

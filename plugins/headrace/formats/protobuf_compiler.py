@@ -2,6 +2,9 @@
 
 A schema comes from a registry or from a user: it imports no file but those that are given with it, and Google's and
 Confluent's own. protoc takes 30 ms.
+
+A file's text may also be what protoc made of it, a FileDescriptorProto in base64: some of Confluent's serializers
+register it so, and a registry such as Apicurio gives it back as it is. protoc checks it like a text.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from headrace.formats.missing_library import LibraryMissingError
-from headrace.formats.protobuf_schema import MAX_SCHEMA_BYTES, ProtobufSchemaError
+from headrace.formats.protobuf_schema import MAX_SCHEMA_BYTES, ProtobufSchemaError, file_descriptor
 from headrace.formats.schema_text import SchemaText
 
 TIMEOUT_SECONDS = 20
@@ -26,6 +31,10 @@ _SHOWN_CHARACTERS = 500
 # Of a file's name: protoc refuses "..", and a reference's name becomes a file of the temporary folder.
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9_.-]+(/(?!\.)[A-Za-z0-9_.-]+)*")
 _GOOGLE_TYPE = re.compile(r"[\"']google/type/([a-z_]+)\.proto[\"']")
+
+# No text of Protobuf's language has a statement without a semicolon or a brace.
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+_DESCRIBED = "described"
 
 _NO_ERROR = re.compile(r"^(WARNING|[IW]\d{4} )|: warning: ")
 
@@ -50,10 +59,15 @@ message Decimal { bytes value = 1; uint32 precision = 2; int32 scale = 3; }
 _CONFLUENT = {
     "confluent/type/decimal.proto": _DECIMAL,
     "confluent/types/decimal.proto": _DECIMAL,
+    "confluent/type/variant.proto": """syntax = "proto3";
+package confluent.type;
+message Variant { bytes metadata = 1; bytes value = 2; }
+""",
     "confluent/meta.proto": """syntax = "proto3";
 package confluent;
 import "google/protobuf/descriptor.proto";
-message Meta { string doc = 1; map<string, string> params = 2; repeated string tags = 3; }
+message Meta { string doc = 1; map<string, string> params = 2; repeated string tags = 3; repeated Rule rules = 4; }
+message Rule { string name = 1; string doc = 2; string expr = 3; string sql = 4; }
 extend google.protobuf.FileOptions { Meta file_meta = 1088; }
 extend google.protobuf.MessageOptions { Meta message_meta = 1088; }
 extend google.protobuf.FieldOptions { Meta field_meta = 1088; }
@@ -80,38 +94,51 @@ def compile_schema(schema: SchemaText) -> str:
     own = "schema.proto"
     while own in given:
         own = f"own/{own}"
-    with tempfile.TemporaryDirectory(prefix="headrace-protoc-") as folder:
-        for name, text in {**_known(schema), **given, own: schema.text}.items():
-            path = Path(folder, "files", name)
+    files = {**given, own: schema.text}
+    described = {name: file_descriptor(text, name) for name, text in files.items() if _BASE64.fullmatch(text.strip())}
+    texts = {name: text for name, text in files.items() if name not in described}
+    with tempfile.TemporaryDirectory(prefix="headrace-protoc-") as made:
+        folder = Path(made)
+        for name, text in {**_known(texts, described), **texts}.items():
+            path = folder / "files" / name
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise ProtobufSchemaError(f"imports {name!r}, which cannot be a file: {error.strerror}") from None
-        return base64.b64encode(_compiled(Path(folder), own)).decode()
+        if described:
+            from google.protobuf import descriptor_pb2
+
+            given_set = descriptor_pb2.FileDescriptorSet(file=described.values())
+            (folder / _DESCRIBED).write_bytes(given_set.SerializeToString())
+        return base64.b64encode(
+            _compiled(folder, own, [f"--descriptor_set_in={_DESCRIBED}"] * bool(described))
+        ).decode()
 
 
-def _known(schema: SchemaText) -> dict[str, str]:
-    """The files of Confluent, and those of google.type that are named."""
-    known = dict(_CONFLUENT)
-    texts = [schema.text, *(text for _, text in schema.references)]
-    names = {name for text in texts for name in _GOOGLE_TYPE.findall(text)}
+def _known(texts: Mapping[str, str], described: Mapping[str, Any]) -> dict[str, str]:
+    """The files of Confluent, and those of google.type that are named. One that is given as a descriptor is not among
+    them: protoc would take the text."""
+    known = {name: text for name, text in _CONFLUENT.items() if name not in described}
+    imported = [f'"{name}"' for file in described.values() for name in file.dependency]
+    names = {name for text in (*texts.values(), *imported) for name in _GOOGLE_TYPE.findall(text)}
     found = importlib.util.find_spec("google.type") if names else None
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         for name in names:
-            if (path := Path(folder, f"{name}.proto")).is_file():
-                known[f"google/type/{name}.proto"] = path.read_text(encoding="utf-8")
+            path, imported_as = Path(folder, f"{name}.proto"), f"google/type/{name}.proto"
+            if imported_as not in described and path.is_file():
+                known[imported_as] = path.read_text(encoding="utf-8")
     return known
 
 
-def _compiled(folder: Path, own: str) -> bytes:
+def _compiled(folder: Path, own: str, options: list[str]) -> bytes:
     spec = importlib.util.find_spec("grpc_tools")
     if spec is None or spec.origin is None:
         raise LibraryMissingError.of("compile a Protobuf schema", ImportError("grpcio-tools is not installed"))
     package = Path(spec.origin).parent
     made = folder / "made"
     child = _PROTOC.format(memory=_MEMORY_BYTES, seconds=TIMEOUT_SECONDS)
-    protoc = ["-Ifiles", f"-I{package / '_proto'}", "--include_imports", f"--descriptor_set_out={made}", own]
+    protoc = ["-Ifiles", f"-I{package / '_proto'}", *options, "--include_imports", f"--descriptor_set_out={made}", own]
     command = [sys.executable, "-I", "-S", "-c", child, str(package.parent), *protoc]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)

@@ -238,6 +238,23 @@ def descriptor_set(schema: str) -> Any:
         raise ProtobufSchemaError(f"is no FileDescriptorSet: {error}") from None
 
 
+def file_descriptor(encoded: str, name: str) -> Any:
+    """The FileDescriptorProto (of google.protobuf) of base64, under this name.
+
+    Raises ProtobufSchemaError and LibraryMissingError.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, message
+    except ImportError as error:
+        raise LibraryMissingError.of("read a Protobuf schema", error) from error
+    try:
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(encoded))
+    except (binascii.Error, message.DecodeError, UnicodeDecodeError) as error:
+        raise ProtobufSchemaError(f"has the file {name}, which is no FileDescriptorProto in base64: {error}") from None
+    file.name = name
+    return file
+
+
 def descriptor_pool(files: Any) -> Any:
     """A DescriptorPool with the files of a FileDescriptorSet.
 
@@ -271,6 +288,10 @@ def message_at(schema: str, indexes: Sequence[int]) -> str:
     files = descriptor_set(schema).file
     name, held = (files[-1].package, files[-1].message_type) if files else ("", ())
     for index in indexes:
+        if 0 <= index < len(held) and held[index].options.map_entry:
+            # A map is a message within its message, before or after the others: Confluent's serializer in Java, and its
+            # registry where it writes a file anew, have it after them. No record is one.
+            held = [message for message in held if not message.options.map_entry]
         if not 0 <= index < len(held):
             raise ProtobufSchemaError(f"has no message at {list(indexes)}")
         name, held = f"{name}.{held[index].name}".lstrip("."), held[index].nested_type

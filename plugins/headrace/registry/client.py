@@ -204,8 +204,8 @@ class Registry:
             ) from error
         if status == 404:
             raise RegistryPathError(
-                f"There is no schema registry with Confluent's API at {self.url} (connection {self.connection_id!r}): "
-                f"{said} (HTTP 404).",
+                f"There is no schema registry with Confluent's API at {self.url} (connection {self.connection_id!r}), "
+                f"or it does not know the question for {what}: {said} (HTTP 404).",
                 remedy=f"Correct the connection's host and path: {_PATH_HINT}.",
             ) from error
         raise RegistryUnavailableError(

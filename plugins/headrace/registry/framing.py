@@ -25,6 +25,8 @@ _ID_BYTES = 5
 _GUID_BYTES = 17
 _MAX_INDEXES = 100
 _FEW = 16
+# Of the first byte of an id: Confluent's are Java's ints.
+_ID_TOP = 0x80
 _MAX_BYTES = 2**31 - 1
 
 SchemaId = int | str
@@ -84,7 +86,7 @@ def _of_few_ids(values: pa.Array, *, message_paths: bool) -> Frames | None:
     length = _ID_BYTES + message_paths
     heads = pc.binary_slice(values, 0, length)
     known = [head for head in pc.unique(heads).to_pylist() if head is not None]
-    if len(known) > _FEW or any(len(head) < length or head[0] or (message_paths and head[-1]) for head in known):
+    if len(known) > _FEW or any(not _is_plain(head, length, message_paths=message_paths) for head in known):
         return None
     path = (0,) if message_paths else ()
     ids: dict[tuple[SchemaId, tuple[int, ...]], list[int] | None] = {}
@@ -92,6 +94,11 @@ def _of_few_ids(values: pa.Array, *, message_paths: bool) -> Frames | None:
         rows = None if len(known) == 1 else pc.indices_nonzero(pc.equal(heads, head)).to_pylist()
         ids[int.from_bytes(head[1:_ID_BYTES], "big"), path] = rows
     return Frames(pc.binary_slice(values, length, _MAX_BYTES), ids)
+
+
+def _is_plain(head: bytes, length: int, *, message_paths: bool) -> bool:
+    """Whether a value begins with a 0, an id, and for Protobuf a 0."""
+    return len(head) == length and not head[0] and head[1] < _ID_TOP and not (message_paths and head[-1])
 
 
 def _read(value: bytes, header: bytes | None, *, message_paths: bool) -> tuple[SchemaId, tuple[int, ...], bytes]:
@@ -111,7 +118,10 @@ def _id_in(framed: bytes, what: str) -> tuple[SchemaId, int]:
     if not framed:
         raise ValueError(f"not framed for a schema registry: {what} is empty")
     if framed[0] == 0 and len(framed) >= _ID_BYTES:
-        return int.from_bytes(framed[1:_ID_BYTES], "big"), _ID_BYTES
+        id_ = int.from_bytes(framed[1:_ID_BYTES], "big")
+        if framed[1] >= _ID_TOP:
+            raise ValueError(f"not framed for a schema registry: {what} has the id {id_}, and ids end at {2**31 - 1}")
+        return id_, _ID_BYTES
     if framed[0] == 1 and len(framed) >= _GUID_BYTES:
         return str(uuid.UUID(bytes=framed[1:_GUID_BYTES])), _GUID_BYTES
     if framed[0] in (0, 1):

@@ -30,6 +30,7 @@ _PLAIN = frozenset(
 _SIZED = frozenset({"char", "character", "varchar"})
 _PLACED = frozenset({"geometry", "geography"})
 _MAX_DIGITS = 38
+_DEFAULT_DIGITS = (10, 0)
 _MAX_FRACTION = 6
 _UNITS = (("year", "month"), ("day", "hour", "minute", "second"))
 
@@ -37,10 +38,11 @@ _UNITS = (("year", "month"), ("day", "hour", "minute", "second"))
 @dataclass(frozen=True, slots=True)
 class ColumnType:
     """A type. ``name`` is in lower case; ``parts`` are an array's element, a map's key and value, or a struct's
-    columns."""
+    columns. ``digits`` are those of a decimal: in all, and behind the point."""
 
     name: str
     parts: tuple[Column, ...] = ()
+    digits: tuple[int, int] | None = None
 
     def all(self) -> Iterator[ColumnType]:
         """This type and all those within it."""
@@ -99,7 +101,7 @@ def _leaves(text: str) -> Iterator[tuple[str, str]]:
 
 def _leaves_of(column: Column, place: str) -> Iterator[tuple[str, str]]:
     kind = column.type
-    if kind.name == "struct":
+    if kind.name == "struct" and kind.parts:
         for part in kind.parts:
             yield from _leaves_of(part, f"{place}.{part.name}")
     elif kind.parts:
@@ -107,7 +109,7 @@ def _leaves_of(column: Column, place: str) -> Iterator[tuple[str, str]]:
         for number, part in enumerate(kind.parts):
             yield from _leaves_of(part, f"{place}[{number if len(kind.parts) > 1 else ''}]")
     else:
-        yield place, kind.name.upper()
+        yield place, kind.name.upper() + (f"({kind.digits[0]}, {kind.digits[1]})" if kind.digits else "")
 
 
 TypeTree = str | list["TypeTree"] | dict[str, "TypeTree"]
@@ -250,7 +252,7 @@ class _Parser:
             if self._taken("collate"):
                 self._word("a collation")
         elif name in _DECIMALS:
-            self._decimal()
+            return ColumnType(name, digits=self._decimal())
         elif name in _SIZED:
             self._expect("(")
             self._number()
@@ -295,9 +297,9 @@ class _Parser:
             self._expect("time")
             self._expect("zone")
 
-    def _decimal(self) -> None:
+    def _decimal(self) -> tuple[int, int]:
         if not self._taken("("):
-            return
+            return _DEFAULT_DIGITS
         digits, scale = self._number(), 0
         if self._taken(","):
             scale = self._number()
@@ -306,6 +308,7 @@ class _Parser:
             raise _NoColumnsError(
                 f"DECIMAL({digits},{scale}) has more than {_MAX_DIGITS} digits, or more behind the point than in all"
             )
+        return digits, scale
 
     def _columns(self) -> tuple[Column, ...]:
         columns = [self._column()]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from headrace.errors import HeadraceError
 from headrace.formats import json_schema, protobuf_schema
@@ -20,6 +21,10 @@ from headrace.stream.decoder import KEPT_FOLDER, DecoderDefinition, SchemaQuesti
 
 if TYPE_CHECKING:
     from headrace.stream.fields import StreamFields
+
+
+# In the form that an error names, as the frame of a record has its bytes only.
+_Guid = Annotated[str, AfterValidator(lambda given: str(uuid.UUID(given)))]
 
 
 class SchemaNotKnownError(HeadraceError):
@@ -58,8 +63,9 @@ class SchemaDecoder(DecoderDefinition):
     version: PositiveInt | None = Field(
         default=None, description="The version of the subject; by default the newest when a batch first begins."
     )
-    refused_ids: tuple[NonNegativeInt | str, ...] = Field(
-        default=(), description="Schema ids, or GUIDs, whose records are dead letters, such as a broken producer's."
+    refused_ids: tuple[NonNegativeInt | _Guid, ...] = Field(
+        default=(),
+        description="Schema ids, or GUIDs, whose records are dead letters, such as those of a broken producer.",
     )
 
     _reader: SchemaText | None = PrivateAttr(default=None)

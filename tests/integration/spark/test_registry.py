@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from pyarrow import parquet
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 from tests.integration.conftest import new_server_folder
 from tests.integration.spark.conftest import records
 from tests.support.avro_examples import encoded
+from tests.support.confluent_serializers import ConfluentSerializers
 
 from headrace.batch.readers import READERS, BatchReaders
 from headrace.connections import resolve
@@ -30,7 +32,7 @@ from headrace.registry.client import (
     SubjectUnknownError,
 )
 from headrace.spark.preview import preview_batch
-from headrace.stream import AvroDecoder, KafkaInput, ParquetOutput, Stream
+from headrace.stream import AvroDecoder, JsonSchemaDecoder, KafkaInput, ParquetOutput, ProtobufDecoder, Stream
 from headrace.stream_context import StreamContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_data")]
@@ -82,6 +84,14 @@ def own_registry() -> Iterator[RegistryServer]:
         yield server
 
 
+def read_rows(written: Path, *columns: str) -> list[dict[str, Any]]:
+    """The rows of a Parquet output, by their offsets."""
+    rows: list[Any] = []
+    for file in sorted(written.glob("batch_time=*/*.parquet")):
+        rows += parquet.read_table(file, columns=["offset", *columns]).to_pylist()
+    return [{name: row[name] for name in columns} for row in sorted(rows, key=lambda row: row["offset"])]
+
+
 class Shop:
     """A stream that decodes a topic's values by a registry, and writes them to files."""
 
@@ -105,10 +115,7 @@ class Shop:
         return self.batch.run(spark, attempt, stream=Stream(**changed), out=io.StringIO())
 
     def written(self) -> list[Any]:
-        rows: list[Any] = []
-        for file in sorted((self._folder / "written").glob("batch_time=*/*.parquet")):
-            rows += parquet.read_table(file, columns=["offset", "value"]).to_pylist()
-        return [row["value"] for row in sorted(rows, key=lambda row: row["offset"])]
+        return [row["value"] for row in read_rows(self._folder / "written", "value")]
 
     def failure(self, time_ms: int) -> Any:
         """The failure of the only attempt at a batch."""
@@ -175,6 +182,78 @@ def test_a_batch_runs_again_as_it_did_without_a_registry(
     own_registry.start()
     shop.run(spark, third_ms)
     assert shop.written() == [*after, {"id": 3, "note": None}]
+
+
+def test_keys_and_values_of_other_formats_run_again(
+    spark: SparkSession, own_registry: RegistryServer, connections: Define, make_batch_ledger: Any, tmp_path: Path
+) -> None:
+    """Keys of Protobuf and values of JSON Schema, as Confluent's serializers write them."""
+    write, connection = ConfluentSerializers(own_registry.url), connect(connections, own_registry.url)
+    source = KafkaInput(
+        bootstrap_servers="127.0.0.1:1",
+        topics=write.topic,
+        key_decoder=ProtobufDecoder(registry=connection),
+        value_decoder=JsonSchemaDecoder(registry=connection),
+    )
+    batch = make_batch_ledger(inputs=source, outputs=ParquetOutput(path=str(tmp_path / "written")))
+    imports = {"shop/part.proto": 'syntax = "proto3"; package shop; message Part { string name = 1; }'}
+
+    def key(fields: str, text: str) -> bytes:
+        file = f'syntax = "proto3"; import "shop/part.proto"; message Key {{ {fields} }}'
+        return write.protobuf(file, "Key", text, part="key", imports=imports)[0]
+
+    def value(schema: Any, given: Any, **conf: Any) -> bytes:
+        return write.json({"title": "Order", "type": "object", **schema}, given, **conf)[0]
+
+    def allocate(first_offset: int, *pairs: tuple[bytes, bytes]) -> int:
+        made = records([value for _, value in pairs], topic=write.topic, first_offset=first_offset)
+        keys = pa.array([key for key, _ in pairs], pa.binary())
+        batch.add(made.set_column(made.schema.get_field_index("key"), made.schema.field("key"), keys))
+        return int(batch.allocate())
+
+    def run(time_ms: int, *, force: bool = False) -> Any:
+        return batch.run(spark, batch.begin(time_ms, force=force), out=io.StringIO()).outputs["parquet"]
+
+    closed = {"properties": {"id": {"type": "integer"}}, "additionalProperties": False}
+    newer = {"properties": {**closed["properties"], "note": {"type": "string"}}}  # type: ignore[dict-item]
+    old_key, old_value = key("int32 id = 1;", "id: 1"), value(closed, {"id": 1})
+    first_ms = allocate(0, (old_key, old_value))
+    run(first_ms)
+    text_key = key("string id = 1;", 'id: "x"')
+    second_ms = allocate(
+        1,
+        (old_key, old_value),
+        (key("int64 id = 1; shop.Part part = 2;", 'id: 2 part { name: "p" }'), value(newer, {"id": 2, "note": "n"})),
+        (text_key, old_value),
+        (old_key, value(closed, {"id": 1, "note": "n"}, validate=False)),
+    )
+    counts = run(second_ms)
+    after = read_rows(tmp_path / "written", "key", "value")
+    assert after == [
+        {"key": {"id": 1}, "value": {"id": 1}},
+        {"key": {"id": 1, "part": None}, "value": {"id": 1, "note": None}},
+        {"key": {"id": 2, "part": {"name": "p"}}, "value": {"id": 2, "note": "n"}},
+    ]
+    assert counts["undecodable"] == 2
+    assert {name: fact["version"] for name, fact in counts[READERS].items()} == {
+        "records.key_decoder": 3,
+        "records.value_decoder": 2,
+    }
+    events = batch.ledger.events.latest(batch.stream.name, [EventKind.SCHEMA_CHANGED])
+    assert {event.payload["decoder"]: event.payload["differences"] for event in events} == {
+        "records.key_decoder": ["part.name is new (STRING)", "id was INT and is BIGINT"],
+        "records.value_decoder": ["note is new (STRING)"],
+    }
+    own_registry.stop()
+    for time_ms in (first_ms, second_ms):
+        run(time_ms, force=True)
+    assert read_rows(tmp_path / "written", "key", "value") == after
+    preview = preview_batch(StreamContext(batch.stream, batch.ledger), second_ms, lambda: spark)
+    reasons = [record.reason for record in preview.outputs[0].undecodable_records]
+    assert "the key is no Protobuf message Key: it was written by another schema: `$.id` was string" in reasons[0]
+    assert (
+        "the value is no JSON object of Order: it has the field `note`, which the schema does not allow" in reasons[1]
+    )
 
 
 def test_a_registry_that_was_set_up_again_is_refused(

@@ -14,6 +14,7 @@ from headrace.formats.protobuf_schema import (
     ProtobufSchemaError,
     ProtoKind,
     check_encoded,
+    descriptor_set,
     message_at,
     message_names,
     read_schema,
@@ -222,3 +223,55 @@ def test_every_kind_has_a_column() -> None:
     for type_, _ in COLUMNS:
         kinds.add(read_schema(compiled(f"{type_} value = 1;"), "shop.Order").fields[0].type.kind)
     assert kinds == set(ProtoKind)
+
+
+LINES = """syntax = "proto3";
+package shop;
+import "confluent/meta.proto";
+import "google/type/date.proto";
+import "shop/line.proto";
+message Order { Line line = 1 [(confluent.field_meta) = {rules: {name: "r"}}]; google.type.Date day = 2; }
+"""
+LINE = 'syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto"; message Line { int32 n = 1; }'
+LINE_COLUMNS = "`line` STRUCT<`n` INT>, `day` DATE"
+
+
+@pytest.mark.parametrize("all_described", [True, False])
+@pytest.mark.parametrize("own_described", [True, False])
+def test_a_file_may_be_what_protoc_made_of_it(*, own_described: bool, all_described: bool) -> None:
+    """Confluent's serializer in Python registers files so, Google's too if it is told to."""
+    plain = SchemaText(LINES, (("shop/line.proto", LINE),))
+    files = descriptor_set(compile_schema(plain)).file
+    described = {file.name: base64.b64encode(file.SerializeToString()).decode() for file in files}
+    own = described.pop(files[-1].name)
+    given = tuple(described.items()) if all_described else plain.references
+    assert compile_schema(SchemaText(own if own_described else LINES, given)) == compile_schema(plain)
+    assert read_schema(compile_schema(plain), "shop.Order").columns() == LINE_COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("AAAA", "the file schema.proto, which is no FileDescriptorProto in base64"),
+        ("Order", "the file schema.proto, which is no FileDescriptorProto in base64"),
+        (base64.b64encode(b"\x1a\x07a.proto").decode(), "does not compile: a.proto: File not found"),
+    ],
+)
+def test_base64_that_is_no_file_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ProtobufSchemaError, match=says):
+        compile_schema(SchemaText(text))
+
+
+@pytest.mark.parametrize("map_first", [True, False])
+def test_a_path_never_leads_to_a_map(*, map_first: bool) -> None:
+    """By the descriptor a map counts as a message; to Confluent's serializer in Java it comes after the messages."""
+    parts = ["map<string, int32> stock = 1;", "message Line { message Part {} }"]
+    schema = compile_schema(
+        SchemaText(f'syntax = "proto3"; message Order {{ {" ".join(parts[:: 2 * map_first - 1])} }}')
+    )
+    assert message_at(schema, (0, 0, 0)) == "Order.Line.Part"
+    if map_first:
+        assert message_at(schema, (0, 1, 0)) == "Order.Line.Part"
+    else:
+        with pytest.raises(ProtobufSchemaError, match=r"has no message at \[0, 1\]"):
+            message_at(schema, (0, 1))

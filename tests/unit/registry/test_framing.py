@@ -34,8 +34,8 @@ def test_values_of_one_schema_are_not_looked_at_one_by_one() -> None:
 
 
 def test_values_of_several_schemas_are_told_apart() -> None:
-    frames = read(framed(7, b"a"), framed(2**32 - 1, b"b"), None, framed(7, b"c"))
-    assert groups(frames) == [(7, (), [0, 3], [b"a", b"c"]), (2**32 - 1, (), [1], [b"b"])]
+    frames = read(framed(7, b"a"), framed(2**31 - 1, b"b"), None, framed(7, b"c"))
+    assert groups(frames) == [(7, (), [0, 3], [b"a", b"c"]), (2**31 - 1, (), [1], [b"b"])]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_values_of_several_schemas_are_told_apart() -> None:
         (b"", "it is empty"),
         (b"\x00\x00\x00\x07", "it ends within the schema's id"),
         (b"\x01" + GUID.bytes[:-1], "it ends within the schema's id"),
+        (framed(2**31, b"a"), "it has the id 2147483648, and ids end at 2147483647"),
         (b'{"a":1}', "it begins with the byte 123, not with 0 or 1"),
     ],
 )

@@ -22,7 +22,7 @@ def test_what_spark_refuses_is_refused() -> None:
 
 
 def test_columns_and_their_types_are_distinguished() -> None:
-    inner = ColumnType("struct", (Column("b c", ColumnType("decimal")),))
+    inner = ColumnType("struct", (Column("b c", ColumnType("decimal", digits=(3, 1))),))
     structs = ColumnType("array", (Column("", inner),))
     columns = parse_columns("a: INT NOT NULL COMMENT 'x', `d``e` MAP<STRING, ARRAY<STRUCT<`b c` DECIMAL(3, 1)>>>")
     assert columns == (
@@ -68,5 +68,11 @@ def test_what_differs_between_columns_is_said_in_words() -> None:
         "id was INT and is BIGINT",
         "tags[] was STRING and is INT",
     ]
+    assert column_differences("price DECIMAL(8, 3), at STRUCT<>", "price DECIMAL(8,2), at INT, more STRUCT<>") == [
+        "more is new (STRUCT)",
+        "price was DECIMAL(8, 3) and is DECIMAL(8, 2)",
+        "at was STRUCT and is INT",
+    ]
+    assert column_differences("price DECIMAL", "price DECIMAL(10, 0)") == []
     assert column_differences("STRING", "STRING") == []
     assert column_differences(before, before) == []

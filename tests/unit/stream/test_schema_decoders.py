@@ -37,6 +37,8 @@ def stream(decoder: Any, *, state: State | None = None, **fields: Any) -> Stream
         ({"schema_text": SCHEMA, "refused_ids": (1,)}, "only values in the frame of a registry have the id"),
         ({"schema_text": '"nothing"'}, "names the type 'nothing'"),
         ({"registry": "schemas", "version": 0}, "greater than 0"),
+        ({"registry": "schemas", "refused_ids": (-1,)}, "refused_ids"),
+        ({"registry": "schemas", "refused_ids": ("schema 7",)}, "refused_ids"),
     ],
 )
 def test_a_decoder_has_one_schema(fields: dict[str, Any], message: str) -> None:
@@ -86,3 +88,11 @@ def test_what_leaves_a_window_must_be_what_entered_it() -> None:
     with pytest.raises(StreamDefinitionError, match=r"the state has a window.*give the decoder schema_text"):
         stream(AvroDecoder(registry="schemas"), state=state)
     stream(AvroDecoder(registry="schemas", schema_text=SCHEMA), state=state)
+
+
+def test_any_id_that_a_frame_can_have_may_be_refused() -> None:
+    """A broken record may begin with bytes that are 0, or with a 1."""
+    guid = "89791762-2336-4186-9674-299b90a802e2"
+    decoder = AvroDecoder(registry="schemas", schema_text=SCHEMA, refused_ids=(0, guid.upper(), 2**31 - 1))
+    assert decoder.keywords["refused_ids"] == [0, guid, 2**31 - 1]
+    assert AvroDecoder.model_validate_json(decoder.model_dump_json()) == decoder

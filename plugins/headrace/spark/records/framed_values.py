@@ -45,7 +45,7 @@ class FramedValues:
         registry: str | None = None,
         format: str = "",
         part: str = "value",
-        refused_ids: Collection[int | str] = (),
+        refused_ids: Collection[SchemaId] = (),
         **keywords: Any,
     ) -> None:
         """
@@ -55,7 +55,7 @@ class FramedValues:
                 ``writer``, for Protobuf with the path of the message in its file as ``message_path``, and ``keywords``.
             format: the format of its schemas, as the registry names it.
             part: "key" or "value".
-            refused_ids: schema ids whose records are refused.
+            refused_ids: schema ids and GUIDs whose records are refused.
         """
         module, _, name = of.partition(":")
         self._make: Callable[..., ValuesOfSchema] = getattr(importlib.import_module(module), name)

@@ -44,11 +44,11 @@ def values_of(
     try:
         compiled = compile_schema(SchemaText.from_json(writer))
         message = message_at(compiled, message_path or (0,))
+        if message != keywords["message"]:
+            raise UnreadableSchemaError(f"its message is {message}, and that of the columns is {keywords['message']}")
+        return ProtobufValues(column, writer=compiled, writer_message=message, **keywords)
     except ProtobufSchemaError as error:
         raise UnreadableSchemaError(f"it {error}") from None
-    if message != keywords["message"]:
-        raise UnreadableSchemaError(f"its message is {message}, and that of the columns is {keywords['message']}")
-    return ProtobufValues(column, writer=compiled, writer_message=message, **keywords)
 
 
 class ProtobufValues:
