@@ -58,8 +58,36 @@ def newest_place(
 ) -> Mapping[str, Any] | None:
     """The place of this output that was recorded or accepted last; None if no batch was written there.
 
-    ``target`` is the name of a replay: only what it has written near the batch time counts then.
+    ``target`` is the name of a replay: only what it has written near the batch time counts then. The mark of truncates
+    (`TRUNCATED_BELOW`) holds for an accepted place too, and in a replay that of the stream's own earlier batches.
     """
+    found = _newest_place(ledger, stream_name, output, batch_time_ms, interval_ms, target)
+    mark = _mark(ledger, stream_name, output, batch_time_ms, target, found) if output.truncates == "apply" else 0
+    return {**(found or place_of(output, None)), TRUNCATED_BELOW: mark} if mark else found
+
+
+def _mark(  # noqa: PLR0917
+    ledger: Ledger,
+    stream_name: str,
+    output: ElasticsearchOutput,
+    batch_time_ms: int,
+    target: str,
+    place: Mapping[str, Any] | None,
+) -> int:
+    until_ms = batch_time_ms - 1 if target else LAST_MS
+    rows = ledger.attempts.newest_with(stream_name, [f'"{TRUNCATED_BELOW}"'], _ROWS, until_ms=until_ms)
+    own = ((row.counts or {}).get(PLACE) for row in rows if row.output_id == output.step)
+    return max((each.get(TRUNCATED_BELOW, 0) for each in (place, *own) if each), default=0)
+
+
+def _newest_place(  # noqa: PLR0917
+    ledger: Ledger,
+    stream_name: str,
+    output: ElasticsearchOutput,
+    batch_time_ms: int,
+    interval_ms: int,
+    target: str,
+) -> Mapping[str, Any] | None:
     wanted = place_of(output, None)
 
     def is_place(found: Any) -> bool:

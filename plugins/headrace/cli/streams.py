@@ -406,11 +406,15 @@ def check(
 
 def _columns(stream: Stream) -> Iterator[str]:
     """The columns of decoded keys and values."""
-    from headrace.batch.readers import last_read_by
     from headrace.stream.schema_decoders import SchemaNotKnownError
 
     for source in stream.inputs:
-        read_by = last_read_by(stream, source) if stream.storage.is_local else source
+        read_by = source
+        if stream.storage.is_local and any(decoder.is_framed for decoder in source.decoders.values()):
+            # Not at the top: a check takes as long as its imports.
+            from headrace.batch.readers import last_read_by
+
+            read_by = last_read_by(stream, source)
         for field, decoder in read_by.decoders.items():
             if decoder.decodes is None:
                 continue

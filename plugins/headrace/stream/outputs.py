@@ -488,7 +488,7 @@ class ElasticsearchOutput(OutputDefinition):
 
     @property
     def deletes_by_key(self) -> bool:
-        return self.tombstone_action == "delete"
+        return self.tombstone_action == "delete" or self.truncates == "apply"
 
     @property
     def dead_letters(self) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.places import PLACE, accept, newest_place, place_of
+from headrace.batch.places import PLACE, TRUNCATED_BELOW, accept, newest_place, place_of
 from headrace.clock import ManualClock
 from headrace.elasticsearch.target import ConcreteIndex
 from headrace.ledger import Ledger
-from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 START_MS = 1_700_000_000_000
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="orders")
@@ -119,3 +119,22 @@ def test_the_places_of_a_stream_and_of_its_replays_are_apart(orders: Orders) -> 
     assert (orders.index(), orders.index(target="v2"), orders.index(target="v3")) == ("orders-1", "orders-2", None)
     accept(orders.ledger, "orders", place_of(OUTPUT, ConcreteIndex("orders-3", "u3")), by="test", target="v2")
     assert (orders.index(), orders.index(target="v2")) == ("orders-1", "orders-3")
+
+
+def test_the_mark_of_a_truncate_holds_for_other_places_too(orders: Orders) -> None:
+    """What is older is written nowhere: not behind an alias that was moved, nor by a replay of later batches."""
+    by_position = KeyIds(version_from="position")
+    output = OUTPUT.model_copy(update={"document_ids": by_position, "truncates": "apply"})
+    orders.write(2, {"rows": 1, PLACE: {**place_of(output, ConcreteIndex("orders-1", "u")), TRUNCATED_BELOW: 700}})
+    orders.write(4, written_to("orders-1"))
+
+    def mark(number: int, target: str = "") -> int:
+        place = newest_place(
+            orders.ledger, "orders", output, batch_time_ms=orders.time(number), interval_ms=10_000, target=target
+        )
+        return 0 if place is None else int(place.get(TRUNCATED_BELOW, 0))
+
+    assert mark(5) == 700
+    accept(orders.ledger, "orders", place_of(output, ConcreteIndex("orders-2", "v")), by="me")
+    assert mark(5) == 700
+    assert [mark(number, "again") for number in (1, 2, 3, 30)] == [0, 0, 700, 700]
