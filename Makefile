@@ -86,7 +86,7 @@ system-and-integration: $(VENV)/spark.jsa test-jars chromium
 # Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
 floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.toml allows
 	@mkdir -p $(FLOORS)
-	$(BIN)/uv pip compile -q --python-version 3.11 --resolution lowest-direct --no-header --no-annotate --extra airflow --extra openlineage --extra s3 pyproject.toml -o $(FLOORS)/floors.txt
+	$(BIN)/uv pip compile -q --python-version 3.11 --resolution lowest-direct --no-header --no-annotate --extra airflow --extra openlineage --extra registry --extra s3 pyproject.toml -o $(FLOORS)/floors.txt
 	[ -d $(FLOORS)/bin ] || $(BIN)/uv venv -q --allow-existing --python 3.11 $(FLOORS)
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q --compile-bytecode -r $(FLOORS)/floors.txt
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q -c $(FLOORS)/floors.txt $(TOOLS)

@@ -15,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 DECLARED = [
     requirement
-    for requirement in map(Requirement, PROJECT["dependencies"] + EXTRAS["cli"] + EXTRAS["airflow"])
+    for requirement in map(Requirement, PROJECT["dependencies"] + EXTRAS["cli"] + EXTRAS["airflow"] + EXTRAS["registry"])
     if requirement.name != PROJECT["name"]
 ]
 PINNED = {
