@@ -39,6 +39,6 @@ def test_make_floors_installs_what_pyproject_says() -> None:
     (target,) = re.findall(r"^floors:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
     (compiled,) = [line for line in target.splitlines() if "pip compile" in line]
     assert "--resolution lowest-direct" in compiled
-    assert "--extra airflow --extra openlineage --extra s3 pyproject.toml -o $(FLOORS)/floors.txt" in compiled
+    assert "--extra airflow --extra openlineage --extra registry --extra s3 pyproject.toml -o $(FLOORS)/floors.txt" in compiled
     assert "pip install -q --compile-bytecode -r $(FLOORS)/floors.txt" in target
     assert "pytest tests/unit" in target
