@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.formats.missing_library import LibraryMissingError
-from headrace.formats.protobuf_schema import MAX_SCHEMA_BYTES, ProtobufSchemaError, file_descriptor
-from headrace.formats.schema_text import SchemaText
+from headrace.formats.protobuf_schema import ProtobufSchemaError, file_descriptor
+from headrace.formats.schema_text import MAX_SCHEMA_BYTES, SchemaText
 
 TIMEOUT_SECONDS = 20
 _MEMORY_BYTES = 1024**3

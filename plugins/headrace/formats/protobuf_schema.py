@@ -16,14 +16,10 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from headrace.formats.missing_library import LibraryMissingError
+from headrace.formats.schema_text import MAX_COLUMNS, MAX_DEPTH, MAX_SCHEMA_BYTES
 
-MAX_SCHEMA_BYTES = 4 * 1024 * 1024
-"""Of a schema's text, and of what it is compiled to."""
 _MAX_DIGITS = 38
 """The most digits of a decimal in Spark."""
-_MAX_DEPTH = 64
-_MAX_COLUMNS = 10_000
-"""Of all depths. A message that is named in many places has its columns in each."""
 _CONFLUENT_META = 1088
 
 Enums = Literal["name", "number"]
@@ -365,8 +361,8 @@ class _MessageReader:
                 f"has the message {name}, which contains itself{_at(place)}; columns have a fixed depth: leave the "
                 "field out of the schema that the values are read by"
             )
-        if place.count(".") > _MAX_DEPTH:
-            raise ProtobufSchemaError(f"is deeper than {_MAX_DEPTH} levels{_at(place)}")
+        if place.count(".") > MAX_DEPTH:
+            raise ProtobufSchemaError(f"is deeper than {MAX_DEPTH} levels{_at(place)}")
         wanted = None if guide is None else {field.number: field.type for field in guide.fields}
         self._open.append(name)
         fields = tuple(
@@ -376,8 +372,8 @@ class _MessageReader:
         )
         self._open.pop()
         leaves = sum(field.type.leaves for field in fields)
-        if leaves > _MAX_COLUMNS:
-            raise ProtobufSchemaError(f"has {leaves:,} columns in the message {name}, more than {_MAX_COLUMNS:,}")
+        if leaves > MAX_COLUMNS:
+            raise ProtobufSchemaError(f"has {leaves:,} columns in the message {name}, more than {MAX_COLUMNS:,}")
         kind = _kind_of_known(name, fields, complete=guide is None) or ProtoKind.MESSAGE
         made = ProtoType(kind, name, fields, leaves=max(1, leaves))
         if guide is None:
