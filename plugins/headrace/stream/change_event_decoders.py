@@ -51,7 +51,10 @@ class DebeziumKeyDecoder(_OfDebezium):
     kind: Literal["debezium_key"] = "debezium_key"
     fields: ColumnsText
 
-    _fields_are_what_json_can_hold = field_validator("fields")(check_held_by_json)
+    @field_validator("fields")
+    @classmethod
+    def _fields_are_what_json_can_hold(cls, value: str) -> str:
+        return check_held_by_json(value)
 
     @property
     def column(self) -> str:

@@ -160,7 +160,10 @@ class JsonDecoder(DecoderDefinition):
     def keywords(self) -> dict[str, JsonValue]:
         return {"fields": self.fields}
 
-    _fields_are_what_json_can_hold = field_validator("fields")(check_held_by_json)
+    @field_validator("fields")
+    @classmethod
+    def _fields_are_what_json_can_hold(cls, value: str) -> str:
+        return check_held_by_json(value)
 
     def problems(self, stream: StreamFields) -> Iterator[str]:
         yield from ambiguous_names(stream, "fields", self.fields)
