@@ -8,6 +8,7 @@ transaction, a truncate, a message). Envelopes are read by one parse each, and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from operator import attrgetter
@@ -40,7 +41,7 @@ from headrace.spark.records.event_columns import (
     text_of,
     transactions_of,
 )
-from headrace.spark.records.exact_columns import UnfitError
+from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError
 from headrace.spark.records.json_objects import REFUSED, Objects, not_utf8
 
 _OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
@@ -99,6 +100,10 @@ class _Event(NamedTuple):
 
 class _RefusedError(Exception):
     """The value is no change event, or one of which no row can be made."""
+
+
+_UNREADABLE = (_RefusedError, *REFUSED, ValueError, TypeError, KeyError, ArithmeticError)
+"""What a record may be refused by. Whatever a value holds, it is that record's fault and not the batch's."""
 
 
 class _Envelope(msgspec.Struct, gc=False):
@@ -188,7 +193,7 @@ def _said_of_parts(schema: Any) -> Mapping[str, Mapping[str, Said]]:
     """What a schema part says of the places in "before" and "after", and of those in the value itself ("")."""
     fields = schema.get("fields") if isinstance(schema, dict) else None
     parts: dict[str, Mapping[str, Said]] = {"": dict(said_of_places(schema))}
-    for field in fields or ():
+    for field in fields if isinstance(fields, list) else ():
         if isinstance(field, dict) and field.get("type") == "struct":
             if field.get("field") in ("before", "after"):
                 parts[field["field"]] = dict(said_of_places(field))
@@ -327,7 +332,7 @@ class _EventReader:
             if text is not None and row not in refused:
                 try:
                     event = self._one(text, _Headers(headers, row))
-                except (_RefusedError, *REFUSED) as error:
+                except _UNREADABLE as error:
                     refused[row] = str(error)
             events.append(event)
         return events
@@ -416,7 +421,7 @@ class _EventReader:
         before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
         source = _Source(**{name: said.get(name.replace("_", "").lower()) for name in SOURCE_FIELDS})
         transaction = (
-            _Transaction(said["txid"], said.get("txtotalorder"), said.get("txdatacollectionorder"))
+            _Transaction(said.get("txid"), said.get("txtotalorder"), said.get("txdatacollectionorder"))
             if "txtotalorder" in said
             else None
         )
@@ -438,7 +443,7 @@ class _EventReader:
                     held = self._row(payload)
                     if held is None:
                         refused[row] = "it is null"
-                except (_RefusedError, *REFUSED) as error:
+                except _UNREADABLE as error:
                     refused[row] = str(error)
             rows.append(held)
             schemas.append(schema)
@@ -554,17 +559,29 @@ def _mongo_words() -> Mapping[str, Callable[[Any], Any]]:
         "$numberLong": int,
         "$numberInt": int,
         "$numberDecimal": str,
-        "$numberDouble": lambda given: given if given in ("NaN", "Infinity", "-Infinity") else float(given),
+        "$numberDouble": _mongo_double,
         "$symbol": str,
         "$uuid": str,
         "$date": _mongo_date,
     }
 
 
+def _mongo_double(given: Any) -> Any:
+    if given in ("NaN", "Infinity", "-Infinity"):
+        return given
+    number = float(given)
+    if not math.isfinite(number):
+        raise ValueError(f"{str(given)[:_SHOWN_CHARACTERS]} is beyond a double")
+    return number
+
+
 def _mongo_date(given: Any) -> Any:
     if isinstance(given, str):
         return given
     millis = int(given["$numberLong"]) if isinstance(given, dict) else int(given)
+    first, last = YEARS_1_TO_9999
+    if not first * 1_000 <= millis < (last + 1) * 1_000:
+        raise ValueError("the year is not 1 to 9999")
     return pc.strftime(pa.scalar(millis, pa.timestamp("ms")), format="%Y-%m-%dT%H:%M:%SZ").as_py()
 
 
@@ -572,7 +589,7 @@ def _plain_document(text: str) -> bytes:
     """A document of MongoDB's extended JSON as plain JSON. Raises _RefusedError."""
     try:
         return msgspec.json.encode(_plain(msgspec.json.decode(text)))
-    except (ValueError, TypeError, KeyError, pa.ArrowException, *REFUSED) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, pa.ArrowException, *REFUSED) as error:
         raise _RefusedError(
             f"its row is a text that is no document of MongoDB: {str(error)[:_SHOWN_CHARACTERS]}"
         ) from None

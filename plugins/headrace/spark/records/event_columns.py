@@ -63,22 +63,30 @@ _OF_POSITION = ("connector", "lsn", "sequence", "file", "pos", "row", "ts_ms", "
 
 def _positions(of: Mapping[str, Sequence[Any]], ops: Sequence[Any], positioned: Sequence[bool]) -> pa.Array:
     if set(of["connector"]) == {"postgresql"} and set(map(type, of["lsn"])) == {int} and all(positioned):
-        numbers = pa.array(of["lsn"], pa.int64())
-        if pc.min(numbers).as_py() > 0:
+        numbers = _int64s(of["lsn"])
+        if numbers is not None and pc.min(numbers).as_py() > 0:
             return pc.subtract(numbers, pa.array([op == "r" for op in ops], pa.bool_()).cast(pa.int64()))
-    numbers = [
+    given_positions = [
         position(op, dict(zip(_OF_POSITION, given, strict=True))) if may else None
         for op, may, *given in zip(ops, positioned, *(of[name] for name in _OF_POSITION), strict=True)
     ]
-    return pa.array(numbers, pa.int64())
+    return pa.array(given_positions, pa.int64())
+
+
+def _int64s(numbers: Sequence[int]) -> pa.Array | None:
+    """None if one of the numbers has more than 64 bits."""
+    try:
+        return pa.array(numbers, pa.int64())
+    except (OverflowError, pa.ArrowException):
+        return None
 
 
 def _times(of: Mapping[str, Sequence[Any]], times: Sequence[Any]) -> pa.Array:
     kind = pa.timestamp("us", "UTC")
     if set(map(type, of["ts_us"])) == {int}:
-        numbers = pa.array(of["ts_us"], pa.int64())
-        bounds = pc.min_max(numbers).as_py()
-        if bounds["min"] >= 0 and bounds["max"] <= _MOST_MILLIS * 1_000:
+        numbers = _int64s(of["ts_us"])
+        bounds = None if numbers is None else pc.min_max(numbers).as_py()
+        if bounds is not None and bounds["min"] >= 0 and bounds["max"] <= _MOST_MILLIS * 1_000:
             return numbers.cast(kind)
     at = [
         _micros(us, ms if ms is not None else sent)
@@ -114,6 +122,12 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def _order(value: Any) -> int | None:
+    """The number of an order; None if it is none of 64 bits."""
+    number = _whole(value)
+    return number if number is not None and -(1 << 63) <= number < 1 << 63 else None
+
+
 def transactions_of(transactions: Sequence[Any]) -> pa.Array:
     kind = pa.struct([("id", pa.string()), ("total_order", pa.int64()), ("data_collection_order", pa.int64())])
     if not any(transaction is not None for transaction in transactions):
@@ -123,8 +137,8 @@ def transactions_of(transactions: Sequence[Any]) -> pa.Array:
         if held is None
         else {
             "id": held.id,
-            "total_order": _whole(held.total_order),
-            "data_collection_order": _whole(held.data_collection_order),
+            "total_order": _order(held.total_order),
+            "data_collection_order": _order(held.data_collection_order),
         }
         for held in transactions
     ]

@@ -297,6 +297,75 @@ class TestPositions:
         assert made["position"] == expected
 
 
+LONG = "9" * 5_000
+
+
+class TestNoValueRaises:
+    """A decoder refuses a record, and leaves out what it cannot hold of the columns beside the row."""
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            postgres(2**63),
+            {"connector": "postgresql", "lsn": LONG},
+            {"connector": "postgresql", "sequence": f'["1","{LONG}"]'},
+            mysql(f"b.{LONG}", 4),
+            mysql("b.1", 4, row=LONG),  # type: ignore[arg-type]
+        ],
+        ids=["lsn", "text", "sequence", "file", "row"],
+    )
+    def test_a_position_beyond_64_bits_is_null(self, source: Any) -> None:
+        made, refused = decode(event("c", None, ROW, source), event("c", None, ROW, source))
+        assert not refused
+        assert [(each["value"], each["position"]) for each in made] == [(ROW, None)] * 2
+
+    def test_a_time_or_an_order_beyond_64_bits_is_null(self) -> None:
+        orders = {"id": "a", "total_order": 2**63, "data_collection_order": LONG}
+        (made,), refused = decode(event("c", None, ROW, postgres(5, ts_us=2**63), transaction=orders))
+        assert not refused
+        assert made["changed_at"] is None
+        assert made["transaction"] == {"id": "a", "total_order": None, "data_collection_order": None}
+
+    @pytest.mark.parametrize("scale", [LONG, 10**400, "--1", True, None])
+    def test_a_scale_that_is_no_number_says_nothing(self, scale: Any) -> None:
+        schema = field("v", "bytes", f"{CONNECT}.Decimal", parameters={"scale": scale})
+        assert value_of("12", DECIMAL, schema) == Decimal(12)
+
+    @pytest.mark.parametrize("fields", [5, {"a": 1}, [5], "text"])
+    def test_a_schema_part_that_says_nothing_is_none(self, fields: Any) -> None:
+        part = {"type": "struct", "fields": fields}
+        made, refused = decode(
+            {"schema": part, "payload": event("c", None, ROW)},
+            {"schema": {"type": "struct", "fields": [{**part, "field": "after"}]}, "payload": event("c", None, ROW)},
+        )
+        assert not refused
+        assert [each["value"] for each in made] == [ROW, ROW]
+
+    def test_a_cloud_event_may_have_half_a_transaction(self) -> None:
+        cloud = {"specversion": "1.0", "iodebeziumop": "c", "iodebeziumtxtotalorder": "3", "data": {"after": ROW}}
+        (made,), refused = decode(cloud)
+        assert not refused
+        assert made["transaction"] == {"id": None, "total_order": 3, "data_collection_order": None}
+
+    @pytest.mark.parametrize(
+        "given",
+        [{"$date": 2**70}, {"$date": -(10**14)}, {"$date": 10**15}, {"$numberDouble": "1e400"}, {"$numberLong": LONG}],
+        ids=str,
+    )
+    def test_a_value_of_mongodb_that_is_none_is_refused(self, given: Any) -> None:
+        made, refused = decode(event("c", None, json.dumps({"id": given})), event("c", None, ROW))
+        assert "no document of MongoDB" in refused[0]
+        assert made[1]["value"] == ROW
+
+    def test_whatever_a_reader_raises_refuses_its_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> Any:
+            raise OverflowError("too large")
+
+        monkeypatch.setattr("headrace.spark.records.change_events._scalar", fail)
+        made, refused = decode({**ROW, "__op": "c"}, event("c", None, ROW))
+        assert (made[0], refused) == (None, {0: "no change event of the row: too large"})
+
+
 class TestKeys:
     def test_a_key_has_its_fields_with_and_without_a_schema_part(self) -> None:
         kind = pa.struct([("id", pa.int32()), ("on", pa.date32())])
