@@ -45,6 +45,8 @@ from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError
 from headrace.spark.records.json_objects import REFUSED, Objects, not_utf8
 
 _OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
+_UNKNOWN_OPERATION = "it has the operation {!r}, which headrace does not know"
+_NO_FIELDS = "it has neither an operation nor a field of the row"
 _SCHEMAS_KEPT = 64
 _NO_SCHEMA = 0
 _CLOUD = "iodebezium"
@@ -127,7 +129,14 @@ class _DeclaredRows:
         objects = Objects(kind, "$", leaf)
         self.strict, self.loose = objects.strict, objects.loose
         self.names = frozenset(field.name for field in kind)
-        self.attributes = self.strict.__struct_fields__
+        self._first, *_ = self.strict.__struct_fields__
+
+    def is_bare(self, row: Any) -> bool:
+        """Whether all fields of a row are null, or absent."""
+        # The first is asked by itself, as this is asked of each row, and most have a key in it.
+        return getattr(row, self._first) is None and not any(
+            getattr(row, name) is not None for name in row.__struct_fields__
+        )
 
     def schema_number(self, text: bytes) -> int:
         """The number of a schema part. Raises _RefusedError if it is none."""
@@ -259,10 +268,12 @@ class ChangeEvents:
         ops, befores, afters, sources, transactions, times, schemas, positioned = (
             (list(part) for part in zip(*rest, strict=True)) if rest else ([],) * 8
         )
-        afters = [None if op == DELETED else after for op, after in zip(ops, afters, strict=True)]
+        # A row in flattened form may say no operation.
+        afters = [after if op is None or op in ROW_OPERATIONS else None for op, after in zip(ops, afters, strict=True)]
         made = {
             "value": self._rows.array(afters, schemas, "after", refused),
-            "before": self._rows.array(befores, schemas, "before", refused),
+            # An event stands by the row after the change, whatever was before: that row may be of an older table.
+            "before": self._rows.array(befores, schemas, "before", {}),
             "op": pa.array(ops, pa.string()),
         }
         refuse_unsent(made["value"], refused)
@@ -325,17 +336,29 @@ class _EventReader:
     ) -> list[_Event | None]:
         """The events; None for a tombstone, and for a row that is added to ``refused``."""
         if not refused and not self._flat and (fast := self._all_envelopes(texts)) is not None:
+            for row, event in enumerate(fast):
+                if event is not None and self._is_doubtful(event):
+                    fast[row] = self._event(texts, headers, row, refused)
             return fast
-        events: list[_Event | None] = []
-        for row, text in enumerate(texts):
-            event = None
-            if text is not None and row not in refused:
-                try:
-                    event = self._one(text, _Headers(headers, row))
-                except _UNREADABLE as error:
-                    refused[row] = str(error)
-            events.append(event)
-        return events
+        return [self._event(texts, headers, row, refused) for row in range(len(texts))]
+
+    def _is_doubtful(self, event: _Event) -> bool:
+        """Whether what was read as an envelope may be a row of another table, or one with columns of these names."""
+        if event.after is None:
+            return event.before is None or event.op in ROW_OPERATIONS
+        return self._rows.is_bare(event.after)
+
+    def _event(
+        self, texts: list[bytes | None], headers: pa.Array | None, row: int, refused: dict[int, str]
+    ) -> _Event | None:
+        text = texts[row]
+        if text is None or row in refused:
+            return None
+        try:
+            return self._one(text, _Headers(headers, row))
+        except _UNREADABLE as error:
+            refused[row] = str(error)
+            return None
 
     def _all_envelopes(self, texts: list[bytes | None]) -> list[_Event | None] | None:
         """The events, if all are envelopes of one schema part, and have rows as they are declared; else None."""
@@ -368,21 +391,24 @@ class _EventReader:
     def _of_fields(self, payload: bytes, fields: Mapping[str, Any], schema: int, headers: _Headers) -> _Event:
         if "specversion" in fields and ("data" in fields or "data_base64" in fields):
             return self._cloud_event(fields, schema, headers)
+        # A table may have columns of any name: what a flattened row says of its change comes first.
+        if fields.keys() & _OF_CHANGE or (not fields.keys() >= _OF_ENVELOPE and headers.of_row().keys() & _OF_CHANGE):
+            return self._flattened(payload, fields, schema, headers)
         if "op" in fields and fields.keys() & {"before", "after", "source"}:
             return self._envelope(payload, fields, schema)
         if fields.keys() & {"before", "after"} and (said := headers.of_cloud()):
             return self._envelope_of_cloud(fields, schema, said)
-        if (op := _changes_no_row(fields.keys() - self._rows.names)) is not None:
+        if (op := _changes_no_row(fields, self._rows.names)) is not None:
             return _Event(op)
-        if fields.keys() & (self._rows.names | {"__op", "__deleted"}):
+        if fields.keys() & self._rows.names:
             return self._flattened(payload, fields, schema, headers)
-        raise _RefusedError("it has neither an operation nor a field of the row")
+        raise _RefusedError(_NO_FIELDS)
 
     def _envelope(self, payload: bytes, fields: Mapping[str, Any], schema: int) -> _Event:
         held = _read_envelope(payload)
         if held.op not in _OPERATIONS:
-            raise _RefusedError(f"it has the operation {held.op!r}, which headrace does not know")
-        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
+            raise _RefusedError(_UNKNOWN_OPERATION.format(held.op))
+        before, after = self._before(fields.get("before")), self._after(fields.get("after"), held.op)
         self._flat = False
         return _Event(held.op, before, after, held.source, held.transaction, held.ts_ms, schema)
 
@@ -394,15 +420,17 @@ class _EventReader:
         said = {name[2:]: text for name, text in said.items()}
         said |= {name.removeprefix("source_"): text for name, text in said.items() if name.startswith("source_")}
         deleted, op = said.get("deleted"), said.get("op")
-        row = self._row(payload)
+        if op is not None and op not in _OPERATIONS:
+            raise _RefusedError(_UNKNOWN_OPERATION.format(op))
         source = _Source(**{name: text for name, text in said.items() if name in SOURCE_FIELDS})
         source.connector = source.connector or connector_of(source.lsn, source.sequence, source.file)
         self._flat = True
         # Without it the only sign of a deletion is a tombstone, which has no position: it could not be ordered.
         has_position = deleted is not None
-        if deleted == "true" or op == DELETED:
-            return _Event(DELETED, row, None, source, schema=schema, has_position=has_position)
-        return _Event(op, None, row, source, schema=schema, has_position=has_position)
+        if (deleted or "").casefold() == "true" or op == DELETED:
+            before = self._before(payload)
+            return _Event(DELETED, before, None, source, schema=schema, has_position=has_position)
+        return _Event(op, None, self._row(payload), source, schema=schema, has_position=has_position)
 
     def _cloud_event(self, fields: Mapping[str, Any], around: int, headers: _Headers) -> _Event:
         if "data" not in fields:
@@ -418,16 +446,17 @@ class _EventReader:
         return self._of_fields(data, inside, schema, headers)
 
     def _envelope_of_cloud(self, fields: Mapping[str, Any], schema: int, said: Mapping[str, str | None]) -> _Event:
-        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
         source = _Source(**{name: said.get(name.replace("_", "").lower()) for name in SOURCE_FIELDS})
         transaction = (
             _Transaction(said.get("txid"), said.get("txtotalorder"), said.get("txdatacollectionorder"))
             if "txtotalorder" in said
             else None
         )
-        op = said.get("op") or (DELETED if after is None else "u")
+        given = fields.get("after")
+        op = said.get("op") or (DELETED if given is None or bytes(given) == b"null" else "u")
         if op not in _OPERATIONS:
-            raise _RefusedError(f"it has the operation {op!r}, which headrace does not know")
+            raise _RefusedError(_UNKNOWN_OPERATION.format(op))
+        before, after = self._before(fields.get("before")), self._after(given, op)
         return _Event(op, before, after, source, transaction, said.get("tsms"), schema)
 
     # --- keys
@@ -478,6 +507,25 @@ class _EventReader:
             self._opening, self._schema = opening, number
         return payload, number
 
+    def _before(self, raw: Any) -> Any:
+        """The row before a change; None also if it does not fit."""
+        try:
+            return self._row(raw)
+        except _UNREADABLE:
+            return None
+
+    def _after(self, raw: Any, op: str | None) -> Any:
+        """The row after a change of a row, which has one of its fields; None after any other."""
+        if op not in ROW_OPERATIONS:
+            return None
+        row = self._row(raw, "after")
+        if row is not None and self._rows.is_bare(row):
+            text = bytes(raw)
+            text = _plain_document(msgspec.json.decode(text, type=str)) if text[:1] == b'"' else text
+            if not _read_fields(text).keys() & self._rows.names:
+                raise _RefusedError(f"the row after it: {_NO_FIELDS}")
+        return row
+
     def _row(self, raw: Any, part: str = "") -> Any:
         """A row of its JSON, or of a text of MongoDB that is one; None if there is none. ``part``: of an envelope."""
         text = b"null" if raw is None else bytes(raw)
@@ -494,12 +542,20 @@ class _EventReader:
             raise _RefusedError(str(error).replace("`$", f"`$.{part}") if part else str(error)) from None
 
 
-def _changes_no_row(names: Set[str]) -> str | None:
-    """What an event is that has these fields beside those that a row has, if it is none of a row."""
+_OF_CHANGE = frozenset({"__op", "__deleted"})
+_OF_ENVELOPE = frozenset({"op", "before", "after", "source"})
+
+
+def _changes_no_row(fields: Mapping[str, Any], declared: Set[str]) -> str | None:
+    """What an event of these fields is, if it is none of a row, which has ``declared`` fields."""
+    names = fields.keys()
+    # Of the other events only that of a transaction has a field that a table often has: its id.
+    if {"status", "id"} <= names and names & {"event_count", "data_collections"} and "status" not in declared:
+        return TRANSACTION if _scalar(fields["status"]) in ("BEGIN", "END") else None
+    if names & declared:
+        return None
     if "source" in names and names & {"tableChanges", "ddl"}:
         return SCHEMA_CHANGE
-    if "status" in names and names & {"event_count", "data_collections"}:
-        return TRANSACTION
     return HEARTBEAT if names and names <= {"ts_ms", "ts_us", "ts_ns"} else None
 
 

@@ -110,6 +110,36 @@ class TestEnvelopes:
         assert not refused
         assert made["value"] is None
 
+    @pytest.mark.parametrize("before", [{"id": "x"}, {"id": 2**40}, 5, [ROW], "text"])
+    def test_a_row_before_that_does_not_fit_is_null(self, before: Any) -> None:
+        data = {"before": before, "after": NEW}
+        cloud = {"specversion": "1.0", "iodebeziumop": "u", "data": data}
+        made, refused = decode(
+            event("u", before, NEW), event("d", before, None), cloud, {"id": "x", "__deleted": "true"}
+        )
+        assert not refused
+        assert [(each["op"], each["before"], each["value"]) for each in made] == [
+            ("u", None, NEW),
+            ("d", None, None),
+            ("u", None, NEW),
+            ("d", None, None),
+        ]
+
+    @pytest.mark.parametrize("op", ["t", "m"])
+    def test_an_event_of_no_row_has_none(self, op: str) -> None:
+        made, refused = decode(event(op, None, ROW), {**ROW, "__op": op})
+        assert not refused
+        assert [(each["op"], each["value"]) for each in made] == [(op, None)] * 2
+
+    def test_a_row_of_another_table_is_refused(self) -> None:
+        others: list[Any] = [{}, {"other": 1}]
+        mongo = event("c", None, json.dumps({"other": 1}))
+        bare = event("c", None, {"name": None})
+        made, refused = decode(bare, *(event("c", None, other) for other in others), mongo, event("c", None, ROW))
+        assert list(refused) == [1, 2, 3]
+        assert all("nor a field of the row" in reason for reason in refused.values())
+        assert [made[0]["value"], made[4]["value"]] == [{"id": None, "name": None}, ROW]
+
 
 class TestForms:
     """The same change, told apart by record."""
@@ -270,6 +300,43 @@ class TestForms:
             ("transaction", None),
             ("schema_change", None),
         ]
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"ts_ms": 5},
+            {"ts_us": 5, "ts_ns": 6},
+            {"source": "web", "ddl": "CREATE TABLE a"},
+            {"status": "open", "event_count": 5},
+            {"op": "c", "source": "web", "__op": "u"},
+            {"op": "c", "source": {"a": 1}, "__deleted": "false"},
+        ],
+        ids=str,
+    )
+    def test_a_flattened_row_is_no_other_event(self, more: dict[str, Any]) -> None:
+        made, refused = decode({**ROW, **more})
+        assert not refused
+        assert [each["value"] for each in made] == [ROW]
+
+    def test_headers_tell_a_flattened_row_from_other_events(self) -> None:
+        said = [{"key": "__op", "value": b"c"}]
+        made, refused = decode(
+            {"ts_ms": 5},
+            {"op": "x", "source": "web"},
+            row=pa.struct([("ts_ms", pa.int64()), ("op", pa.string())]),
+            headers=[said, said],
+        )
+        assert not refused
+        assert [each["value"] for each in made] == [{"ts_ms": 5, "op": None}, {"ts_ms": None, "op": "x"}]
+
+    @pytest.mark.parametrize("deleted", ["TRUE", "True", True])
+    def test_a_flattened_row_is_deleted_in_any_case(self, deleted: Any) -> None:
+        (made,), refused = decode({**ROW, "__deleted": deleted})
+        assert not refused
+        assert (made["op"], made["value"]) == ("d", None)
+
+    def test_a_flattened_row_of_an_unknown_operation_is_refused(self) -> None:
+        assert "has the operation 'x'" in decode({**ROW, "__op": "x"})[1][0]
 
 
 class TestPositions:
