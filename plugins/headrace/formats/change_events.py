@@ -180,14 +180,10 @@ def _postgres(op: str | None, source: Mapping[str, Any]) -> int | None:
 def _mysql(_: str | None, source: Mapping[str, Any]) -> int | None:
     number = _number(str(source.get("file") or "").rpartition(".")[2])
     at, row = _number(source.get("pos")), 0 if source.get("row") is None else _number(source.get("row"))
-    if (
-        number is None
-        or at is None
-        or row is None
-        or not (number < MYSQL_FILES and at < MYSQL_BYTES and row < MYSQL_ROWS)
-    ):
+    if number is None or at is None or row is None:
         return None
-    return (number * MYSQL_BYTES + at) * MYSQL_ROWS + row
+    fits = number < MYSQL_FILES and at < MYSQL_BYTES and row < MYSQL_ROWS
+    return (number * MYSQL_BYTES + at) * MYSQL_ROWS + row if fits else None
 
 
 def _mongodb(_: str | None, source: Mapping[str, Any]) -> int | None:

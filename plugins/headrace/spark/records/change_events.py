@@ -44,8 +44,8 @@ from headrace.spark.records.event_columns import (
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError
 from headrace.spark.records.json_objects import REFUSED, Objects, not_utf8
 
-_OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
-_UNKNOWN_OPERATION = "it has the operation {!r}, which headrace does not know"
+OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
+UNKNOWN_OPERATION = "it has the operation {!r}, which headrace does not know"
 _NO_FIELDS = "it has neither an operation nor a field of the row"
 _SCHEMAS_KEPT = 64
 _NO_SCHEMA = 0
@@ -375,7 +375,7 @@ class _EventReader:
         for each in held:
             if each is None:
                 made.append(None)
-            elif each[0] in _OPERATIONS and each[3] is not None:
+            elif each[0] in OPERATIONS and each[3] is not None:
                 made.append(_Event._make((*each, schema, True)))
             else:
                 return None
@@ -406,8 +406,8 @@ class _EventReader:
 
     def _envelope(self, payload: bytes, fields: Mapping[str, Any], schema: int) -> _Event:
         held = _read_envelope(payload)
-        if held.op not in _OPERATIONS:
-            raise _RefusedError(_UNKNOWN_OPERATION.format(held.op))
+        if held.op not in OPERATIONS:
+            raise _RefusedError(UNKNOWN_OPERATION.format(held.op))
         before, after = self._before(fields.get("before")), self._after(fields.get("after"), held.op)
         self._flat = False
         return _Event(held.op, before, after, held.source, held.transaction, held.ts_ms, schema)
@@ -420,8 +420,8 @@ class _EventReader:
         said = {name[2:]: text for name, text in said.items()}
         said |= {name.removeprefix("source_"): text for name, text in said.items() if name.startswith("source_")}
         deleted, op = said.get("deleted"), said.get("op")
-        if op is not None and op not in _OPERATIONS:
-            raise _RefusedError(_UNKNOWN_OPERATION.format(op))
+        if op is not None and op not in OPERATIONS:
+            raise _RefusedError(UNKNOWN_OPERATION.format(op))
         source = _Source(**{name: text for name, text in said.items() if name in SOURCE_FIELDS})
         source.connector = source.connector or connector_of(source.lsn, source.sequence, source.file)
         self._flat = True
@@ -454,8 +454,8 @@ class _EventReader:
         )
         given = fields.get("after")
         op = said.get("op") or (DELETED if given is None or bytes(given) == b"null" else "u")
-        if op not in _OPERATIONS:
-            raise _RefusedError(_UNKNOWN_OPERATION.format(op))
+        if op not in OPERATIONS:
+            raise _RefusedError(UNKNOWN_OPERATION.format(op))
         before, after = self._before(fields.get("before")), self._after(given, op)
         return _Event(op, before, after, source, transaction, said.get("tsms"), schema)
 
