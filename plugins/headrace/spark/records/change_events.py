@@ -9,7 +9,7 @@ transaction, a truncate, a message). Envelopes are read by one parse each, and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from headrace.formats.change_events import (
     DELETED,
     HEARTBEAT,
     MESSAGE,
+    PLAIN,
     ROW_OPERATIONS,
     SCHEMA_CHANGE,
     TRANSACTION,
@@ -125,6 +126,7 @@ class _DeclaredRows:
         self._leaf = leaf
         self._objects: dict[tuple[int, str], Objects] = {}
         self._said: list[Mapping[str, Mapping[str, Said]] | None] = [None]
+        self._by_said: dict[Hashable, int] = {}
         self._numbers: dict[bytes, int] = {}
         objects = Objects(kind, "$", leaf)
         self.strict, self.loose = objects.strict, objects.loose
@@ -145,12 +147,25 @@ class _DeclaredRows:
                 schema = msgspec.json.decode(text)
             except REFUSED as error:
                 raise _RefusedError(f"its schema part is no JSON: {error}") from None
+            said = _said_of_parts(schema)
+            # Schema parts that differ in what is of no account here, such as a version, are one.
+            same = frozenset((part, frozenset(places.items())) for part, places in said.items())
+            if (number := self._by_said.get(same)) is None:
+                number = self._by_said[same] = len(self._said)
+                self._said.append(said)
             if len(self._numbers) >= _SCHEMAS_KEPT:
-                # The numbers of schemas that are in use stay: only what is found by text is forgotten.
                 self._numbers.clear()
-            number = self._numbers[text] = len(self._said)
-            self._said.append(_said_of_parts(schema))
+            self._numbers[text] = number
         return number
+
+    def forget_schemas(self) -> bool:
+        """Forget the schema parts, and their numbers, if there are many; whether it has. Only between batches."""
+        if len(self._said) <= _SCHEMAS_KEPT:
+            return False
+        self._said[1:] = []
+        for kept in (self._numbers, self._by_said, self._objects):
+            kept.clear()
+        return True
 
     def array(self, rows: list[Any], schemas: Sequence[int], part: str, refused: dict[int, str]) -> pa.Array:
         """The rows as Arrow's; those that do not fit are null, and added to ``refused``. ``part``: "before", "after",
@@ -187,25 +202,31 @@ class _DeclaredRows:
             leaf = self._leaf
             if said is not None:
                 # In a flattened row the fields are beside each other, in an envelope within its parts.
-                leaf = ConnectLeaf(said.get(part) or said[""], leaf.times, leaf.decimals, leaf.time_zone)
+                leaf = ConnectLeaf(said.get(part, said[""]), leaf.times, leaf.decimals, leaf.time_zone)
                 leaf = ConnectLeaf(
                     {place + at[1:]: each for at, each in (leaf.said or {}).items()},
                     leaf.times,
                     leaf.decimals,
                     leaf.time_zone,
                 )
+            if len(self._objects) >= _SCHEMAS_KEPT:
+                self._objects.clear()
             objects = self._objects[schema, part] = Objects(self.kind, place, leaf)
         return objects
+
+
+def _said_of(schema: Any) -> Mapping[str, Said]:
+    return {place: said for place, said in said_of_places(schema) if said != PLAIN}
 
 
 def _said_of_parts(schema: Any) -> Mapping[str, Mapping[str, Said]]:
     """What a schema part says of the places in "before" and "after", and of those in the value itself ("")."""
     fields = schema.get("fields") if isinstance(schema, dict) else None
-    parts: dict[str, Mapping[str, Said]] = {"": dict(said_of_places(schema))}
+    parts: dict[str, Mapping[str, Said]] = {"": _said_of(schema)}
     for field in fields if isinstance(fields, list) else ():
         if isinstance(field, dict) and field.get("type") == "struct":
             if field.get("field") in ("before", "after"):
-                parts[field["field"]] = dict(said_of_places(field))
+                parts[field["field"]] = _said_of(field)
             elif field.get("field") == "data":
                 # Of a CloudEvent.
                 parts |= {name: said for name, said in _said_of_parts(field).items() if name}
@@ -243,6 +264,7 @@ class ChangeEvents:
         """
         texts = values.to_pylist()
         refused = not_utf8(values)
+        self._reader.forget_schemas()
         if self._is_key:
             decoded = self._keys(texts, refused)
         else:
@@ -328,6 +350,11 @@ class _EventReader:
         """Whether rows came in flattened form, so that envelopes are not to be expected."""
         self._opening, self._schema = b"", _NO_SCHEMA
         """The bytes before the payload of the last record with a schema part, which are those of most others too."""
+
+    def forget_schemas(self) -> None:
+        """Bound what is kept of schema parts. Only between batches: their numbers are given anew."""
+        if self._rows.forget_schemas():
+            self._opening, self._schema = b"", _NO_SCHEMA
 
     # --- values
 

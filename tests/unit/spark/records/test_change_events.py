@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from tests.support.change_events import (
     MICROS,
+    ORDERS,
     UNAVAILABLE,
+    changes_of,
     decode,
     event,
     field,
@@ -161,6 +163,38 @@ class TestForms:
         made, refused = decode(*texts, row=kind)
         assert not refused
         assert [each["value"]["v"] for each in made] == ["2026-01-05", "12:45:00.250", "2026-01-05", "2026-01-05"]
+
+    def test_schema_parts_that_say_the_same_are_one(self) -> None:
+        decoder = ChangeEvents(changes_of(ORDERS))
+        texts = [
+            json.dumps(with_schema(event("c", None, ROW), *self.SCHEMA, field(f"n{number}", "int32"))).encode()
+            for number in range(200)
+        ]
+        decoded, refused = decoder.decode(pa.array(texts, pa.binary()))
+        assert not refused
+        assert [each["value"] for each in decoded.to_pylist()] == [ROW] * 200
+        assert len(decoder._rows._said) == 2
+        assert len(decoder._rows._numbers) <= 64
+
+    def test_what_is_kept_of_schema_parts_is_bounded(self) -> None:
+        kind = pa.struct([("v", pa.string())])
+        decoder = ChangeEvents(changes_of(kind))
+
+        def texts(*scales: int) -> pa.Array:
+            schemas = [field("v", "bytes", f"{CONNECT}.Decimal", parameters={"scale": str(scale)}) for scale in scales]
+            given = [with_schema(event("c", None, {"v": "AQ=="}), schema) for schema in schemas]
+            return pa.array([json.dumps(each, separators=(",", ":")).encode() for each in given], pa.binary())
+
+        for first in range(0, 300, 100):
+            decoded, refused = decoder.decode(texts(*range(first + 1, first + 101), first + 1))
+            assert not refused
+            values = [Decimal(each["value"]["v"]) for each in decoded.to_pylist()]
+            assert values == [Decimal(1).scaleb(-scale) for scale in (*range(first + 1, first + 101), first + 1)]
+            assert len(decoder._rows._said) <= 102
+            assert len(decoder._rows._objects) <= 64
+        # The last schema part of the batch before is the first of this one.
+        (made,) = decoder.decode(texts(201))[0].to_pylist()
+        assert Decimal(made["value"]["v"]) == Decimal(1).scaleb(-201)
 
     def test_a_row_in_flattened_form(self) -> None:
         made, refused = decode(
