@@ -107,6 +107,30 @@ class TestEnvelopes:
         assert "REPLICA IDENTITY FULL" in refused[2]
         assert made[3]["value"]["id"] == 1
 
+    @pytest.mark.parametrize(
+        ("kind", "unsent", "like"),
+        [
+            (pa.string(), base64.b64encode(UNAVAILABLE.encode()).decode(), "X19kZWJleml1bQ=="),
+            (pa.string(), UNAVAILABLE.encode().hex(), "5f5f"),
+            (pa.string(), {UNAVAILABLE: UNAVAILABLE}, {"a": UNAVAILABLE}),
+            (pa.string(), json.dumps({UNAVAILABLE: UNAVAILABLE}), json.dumps({"a": UNAVAILABLE})),
+            (pa.map_(pa.string(), pa.string()), {UNAVAILABLE: UNAVAILABLE}, {"a": UNAVAILABLE}),
+            (pa.list_(pa.int32()), list(UNAVAILABLE.encode()), list(range(len(UNAVAILABLE)))),
+            (pa.list_(pa.int64()), list(UNAVAILABLE.encode()), list(UNAVAILABLE.encode())[1:]),
+            (pa.list_(pa.string()), [base64.b64encode(UNAVAILABLE.encode()).decode()], ["a", "b"]),
+        ],
+        ids=["base64", "hex", "object", "json", "map", "ints", "longs", "array"],
+    )
+    def test_each_form_of_a_value_that_was_not_sent(self, kind: pa.DataType, unsent: Any, like: Any) -> None:
+        values = [like, None, unsent, like, unsent]
+        made, refused = decode(
+            *(event("u", None, {"id": 1, "v": value}) for value in values),
+            row=pa.struct([("id", pa.int32()), ("v", kind)]),
+        )
+        assert list(refused) == [2, 4]
+        assert all("did not send 'v'" in reason for reason in refused.values())
+        assert [each is None for each in made] == [False, False, True, False, True]
+
     def test_it_may_stand_in_the_row_before(self) -> None:
         (made,), refused = decode(event("d", {"id": 7, "name": UNAVAILABLE}, None))
         assert not refused
@@ -570,8 +594,7 @@ class TestTypes:
             (f"{DEBEZIUM}.MicroTimestamp", 9_223_372_036_825_200_000, LOCAL),
             (f"{DEBEZIUM}.MicroTimestamp", -9_223_372_036_832_400_000, WHEN),
             (f"{DEBEZIUM}.NanoTimestamp", MICROS * 1_000 + 1, WHEN),
-            (f"{DEBEZIUM}.MicroTime", 86_400_000_000, TEXT),
-            (f"{DEBEZIUM}.MicroTime", -1, TEXT),
+            (f"{DEBEZIUM}.Date", 2**63, TEXT),
             (None, 5, WHEN),
             (None, 2, pa.bool_()),
             (None, "x", pa.float64()),
@@ -586,6 +609,30 @@ class TestTypes:
         kind = "bytes" if semantic == f"{CONNECT}.Decimal" else "int64"
         more = {"parameters": {"scale": "4"}} if kind == "bytes" else {}
         assert "`$.after.v`" in value_of(value, into, field("v", kind, semantic, **more))
+
+    @pytest.mark.parametrize(
+        ("semantic", "number", "beside", "text"),
+        [
+            (f"{DEBEZIUM}.Date", 2_147_483_647, 20_458, "2026-01-05"),
+            (f"{DEBEZIUM}.Date", -719_163, 20_458, "2026-01-05"),
+            (f"{DEBEZIUM}.MicroTimestamp", 9_223_372_036_825_200_000, MICROS, "2026-01-05T12:45:00.250000"),
+            (f"{DEBEZIUM}.MicroTimestamp", -9_223_372_036_832_400_000, MICROS, "2026-01-05T12:45:00.250000"),
+            (f"{DEBEZIUM}.Timestamp", 2**63 - 1, MICROS // 1_000, "2026-01-05T12:45:00.250"),
+            (f"{DEBEZIUM}.Time", 86_400_000, 1, "00:00:00.001"),
+            (f"{DEBEZIUM}.MicroTime", 86_400_000_000, 1, "00:00:00.000001"),
+            (f"{DEBEZIUM}.MicroTime", -1, 1, "00:00:00.000001"),
+        ],
+    )
+    def test_a_text_has_the_number_that_no_calendar_has(
+        self, semantic: str, number: int, beside: int, text: str
+    ) -> None:
+        given = [
+            with_schema(event("c", None, {"v": value}), field("v", "int64", semantic))
+            for value in (number, None, beside)
+        ]
+        made, refused = decode(*given, row=pa.struct([("v", TEXT)]))
+        assert not refused
+        assert [each["value"]["v"] for each in made] == [str(number), None, text]
 
     def test_a_point_is_its_text(self) -> None:
         point = field("v", "struct", "io.debezium.data.geometry.Point", fields=[])
