@@ -107,11 +107,11 @@ def _positions(of: Mapping[str, Sequence[Any]], ops: Sequence[Any], positioned: 
         numbers = _int64s(of["lsn"])
         if numbers is not None and pc.min(numbers).as_py() > 0:
             return pc.subtract(numbers, pa.array([op == "r" for op in ops], pa.bool_()).cast(pa.int64()))
-    given_positions = [
+    found = [
         position(op, dict(zip(_OF_POSITION, given, strict=True))) if may else None
         for op, may, *given in zip(ops, positioned, *(of[name] for name in _OF_POSITION), strict=True)
     ]
-    return pa.array(given_positions, pa.int64())
+    return pa.array(found, pa.int64())
 
 
 def _int64s(numbers: Sequence[int]) -> pa.Array | None:
@@ -126,9 +126,10 @@ def _times(of: Mapping[str, Sequence[Any]], times: Sequence[Any]) -> pa.Array:
     kind = pa.timestamp("us", "UTC")
     if set(map(type, of["ts_us"])) == {int}:
         numbers = _int64s(of["ts_us"])
-        bounds = None if numbers is None else pc.min_max(numbers).as_py()
-        if bounds is not None and bounds["min"] >= 0 and bounds["max"] <= _MOST_MILLIS * 1_000:
-            return numbers.cast(kind)
+        if numbers is not None:
+            bounds = pc.min_max(numbers).as_py()
+            if bounds["min"] >= 0 and bounds["max"] <= _MOST_MILLIS * 1_000:
+                return numbers.cast(kind)
     at = [
         _micros(us, ms if ms is not None else sent)
         for us, ms, sent in zip(of["ts_us"], of["ts_ms"], times, strict=True)
