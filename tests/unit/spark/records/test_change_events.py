@@ -435,7 +435,7 @@ class TestNoValueRaises:
             {"connector": "postgresql", "lsn": LONG},
             {"connector": "postgresql", "sequence": f'["1","{LONG}"]'},
             mysql(f"b.{LONG}", 4),
-            mysql("b.1", 4, row=LONG),  # type: ignore[arg-type]
+            mysql("b.1", 4, row=LONG),
         ],
         ids=["lsn", "text", "sequence", "file", "row"],
     )
