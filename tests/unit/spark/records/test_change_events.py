@@ -486,7 +486,7 @@ class TestNoValueRaises:
         def fail(*_: Any) -> Any:
             raise OverflowError("too large")
 
-        monkeypatch.setattr("headrace.spark.records.change_events._scalar", fail)
+        monkeypatch.setattr("headrace.spark.records.change_events.text_of", fail)
         made, refused = decode({**ROW, "__op": "c"}, event("c", None, ROW))
         assert (made[0], refused) == (None, {0: "no change event of the row: too large"})
 
