@@ -185,8 +185,10 @@ def prepare_rows(
     if tombstones is not None and options.tombstones is not TombstonePolicy.DELETE:
         rows = pc.indices_nonzero(tombstones).to_pylist()
         if options.tombstones is TombstonePolicy.IGNORE:
-            ignored = [row for row in rows if row not in {*events.ignored, *events.truncates}]
-            rejected = {row: reason for row, reason in rejected.items() if not tombstones[row].as_py()}
+            ignored = [row for row in rows if row not in {*events.ignored, *events.truncates, *events.letters}]
+            rejected = {
+                row: reason for row, reason in rejected.items() if row in events.letters or not tombstones[row].as_py()
+            }
         else:
             rejected |= {row: Reason(TOMBSTONE, "the value is null") for row in rows if row not in events.rows}
         tombstones = None
@@ -215,15 +217,17 @@ def _rows_below(versions: Any | None, least: int) -> list[int]:
 @dataclass(slots=True)
 class _EventsWithoutRows:
     """Rows that are change events of no row of a table, by number: those that are ignored, the versions of truncates
-    that are to be applied, and tombstones without a version behind an event that says the same."""
+    that are to be applied, tombstones without a version behind an event that says the same, and truncates that are dead
+    letters whatever becomes of tombstones."""
 
     ignored: list[int] = field(default_factory=list)
     truncates: dict[int, int] = field(default_factory=dict)
     unversioned: list[int] = field(default_factory=list)
+    letters: dict[int, Reason] = field(default_factory=dict)
 
     @property
     def rows(self) -> set[int]:
-        return {*self.ignored, *self.truncates, *self.unversioned}
+        return {*self.ignored, *self.truncates, *self.unversioned, *self.letters}
 
 
 def _events_without_rows(
@@ -249,13 +253,14 @@ def _events_without_rows(
         elif operation != TRUNCATED or options.truncates is TruncatePolicy.IGNORE:
             events.ignored.append(row)
         elif options.truncates is TruncatePolicy.DEAD_LETTER:
-            rejected[row] = Reason(TRUNCATE, "the table was truncated, and the output does not apply it")
+            events.letters[row] = Reason(TRUNCATE, "the table was truncated, and the output does not apply it")
         elif version is None:
-            rejected[row] = Reason(MISSING_VERSION, "the table was truncated at no known position")
+            events.letters[row] = Reason(MISSING_VERSION, "the table was truncated at no known position")
         else:
             events.truncates[row] = version
     for row in events.rows:
         rejected.pop(row, None)
+    rejected |= events.letters
     return events
 
 

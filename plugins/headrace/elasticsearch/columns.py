@@ -40,6 +40,8 @@ VERSION = "version"
 OPERATION = "operation"
 CHANGE_OPERATION = "op"
 """The record's own column with the operation, of a decoder of change events."""
+CHANGE_SOURCE = "source"
+"""That with the source of the change, which only a tombstone has not."""
 
 UNKNOWN_INCARNATION = 0
 

@@ -123,7 +123,8 @@ def said_of_places(schema: Any, place: str = "$") -> Iterator[tuple[str, Said]]:
     yield place, _said(schema)
     kind = schema.get("type")
     if kind == "struct":
-        for field in schema.get("fields") or ():
+        fields = schema.get("fields")
+        for field in fields if isinstance(fields, list) else ():
             if isinstance(field, dict):
                 yield from said_of_places(field, f"{place}.{field.get('field')}")
     elif kind in ("array", "map"):
@@ -140,10 +141,14 @@ def _said(schema: Mapping[str, Any]) -> Said:
 
 
 _MOST_SCALED = 1_000
+_MOST_DIGITS = 20
+"""Texts with more are no numbers of 64 bits, and Python refuses to read texts of some thousands."""
 
 
 def _is_whole(scale: Any) -> bool:
-    return isinstance(scale, str | int) and str(scale).removeprefix("-").isdecimal() and abs(int(scale)) < _MOST_SCALED
+    if isinstance(scale, str):
+        return len(scale) <= _MOST_DIGITS and scale.removeprefix("-").isdecimal() and abs(int(scale)) < _MOST_SCALED
+    return isinstance(scale, int) and not isinstance(scale, bool) and abs(scale) < _MOST_SCALED
 
 
 _QUOTED = re.compile(r'"(\d+)"')
@@ -174,10 +179,11 @@ def _postgres(op: str | None, source: Mapping[str, Any]) -> int | None:
 
 def _mysql(_: str | None, source: Mapping[str, Any]) -> int | None:
     number = _number(str(source.get("file") or "").rpartition(".")[2])
-    at, row = _number(source.get("pos")), _number(source.get("row")) or 0
-    if number is None or at is None or not (number < MYSQL_FILES and at < MYSQL_BYTES and row < MYSQL_ROWS):
+    at, row = _number(source.get("pos")), 0 if source.get("row") is None else _number(source.get("row"))
+    if number is None or at is None or row is None:
         return None
-    return (number * MYSQL_BYTES + at) * MYSQL_ROWS + row
+    fits = number < MYSQL_FILES and at < MYSQL_BYTES and row < MYSQL_ROWS
+    return (number * MYSQL_BYTES + at) * MYSQL_ROWS + row if fits else None
 
 
 def _mongodb(_: str | None, source: Mapping[str, Any]) -> int | None:
@@ -190,7 +196,7 @@ def _mongodb(_: str | None, source: Mapping[str, Any]) -> int | None:
 def _number(value: Any) -> int | None:
     """The whole number that is no less than 0, also of a text."""
     if isinstance(value, str):
-        return int(value) if value.isascii() and value.isdecimal() else None
+        return int(value) if len(value) <= _MOST_DIGITS and value.isascii() and value.isdecimal() else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import urllib.request
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,6 +29,7 @@ from headrace.stream import (
     ElasticsearchOutput,
     KafkaInput,
     KeyIds,
+    SparkSettings,
 )
 from headrace.testing.extensions import check_decoder
 
@@ -84,7 +87,7 @@ class Follower:
 def follow(
     spark: SparkSession, make_batch_ledger: Any, make_records: Any, elasticsearch: str
 ) -> Callable[..., Follower]:
-    def make(decoder: Any = None, **output: Any) -> Follower:
+    def make(decoder: Any = None, stream: Any = None, **output: Any) -> Follower:
         source = KafkaInput(
             bootstrap_servers="127.0.0.1:1",
             topics="shop.public.orders",
@@ -94,9 +97,17 @@ def follow(
         index = ElasticsearchOutput(
             **{"hosts": elasticsearch, "index": f"orders-{uuid.uuid4().hex[:12]}", "document_ids": KeyIds(), **output}
         )
-        return Follower(spark, make_batch_ledger(inputs=source, outputs=index), make_records, elasticsearch)
+        return Follower(
+            spark, make_batch_ledger(inputs=source, outputs=index, **(stream or {})), make_records, elasticsearch
+        )
 
     return make
+
+
+TRANSFORM = """
+def columns(records):
+    return records.select("key", "topic", "partition", "offset", "op", "source", "value.name")
+"""
 
 
 def row(key: int, name: str) -> dict[str, Any]:
@@ -132,6 +143,26 @@ def test_an_index_follows_a_table(follow: Any) -> None:
     # Older batches again: what is newer stays.
     assert follower.run(10_000)["superseded"] == 3
     assert follower.documents() == {"1": document(1, "A"), "4": document(4, "c")}
+
+
+def test_a_transform_that_makes_columns_deletes_too(
+    follow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = tmp_path / f"changes_{uuid.uuid4().hex}.py"
+    code.write_text(TRANSFORM)
+    follower = follow(stream={"transform": f"{code.stem}:columns", "spark": SparkSettings(py_files=(str(code),))})
+    follower.add(
+        (1, event("c", None, row(1, "a"))),
+        (2, event("c", None, row(2, "b"))),
+        (2, event("d", row(2, "b"), None)),
+        (2, None),
+        (None, {"ts_ms": 5}),
+    )
+    counts = follower.run()
+    assert (counts["ignored_events"], counts["dead_lettered"]) == (1, 0), counts
+    documents = follower.documents()
+    assert {key: (each["op"], each["name"]) for key, each in documents.items()} == {"1": ("c", "a")}
 
 
 def test_the_position_orders_a_key_of_several_partitions(follow: Any) -> None:

@@ -18,7 +18,7 @@ from tests.support.indexing_options import indexing_options
 from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.indexer import Indexer
-from headrace.elasticsearch.options import IndexingOptions, TruncatePolicy
+from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy, TruncatePolicy
 from headrace.elasticsearch.truncate import delete_ids
 from headrace.spark.outputs.held_deletions import HeldDeletions, only_deletions
 from headrace.spark.records.change_events import ChangeEvents
@@ -121,6 +121,19 @@ class TestEventsOfNoRow:
         types = {row: reason.type for row, reason in preparation.rejected.items()}
         assert (types, preparation.ignored_events, preparation.truncates) == expected
         assert preparation.prepared is None
+
+    @pytest.mark.parametrize("tombstones", [TombstonePolicy.IGNORE, TombstonePolicy.DEAD_LETTER])
+    @pytest.mark.parametrize(
+        ("truncates", "position", "expected"),
+        [("dead_letter", 9, "truncate"), ("apply", None, "missing_version")],
+    )
+    def test_a_refused_truncate_is_a_letter_beside_tombstones(
+        self, tombstones: TombstonePolicy, truncates: str, position: int | None, expected: str
+    ) -> None:
+        rows = rows_of((None, "t", position, None), (7, "d", 6, None))
+        preparation = prepare_rows(rows, options_of(truncates=truncates, tombstones=tombstones))
+        assert preparation.rejected[0].type == expected
+        assert preparation.ignored_tombstones + len(preparation.rejected) == 2
 
     def test_the_counts_have_an_outcome_for_each(self) -> None:
         elasticsearch = FakeElasticsearch()

@@ -25,6 +25,7 @@ from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.verdicts import Reason
+from headrace.formats.change_events import ROW_OPERATIONS
 from headrace.stream.ddl import differing_in_case
 from headrace.stream.outputs import ElasticsearchOutput, KeyIds
 
@@ -172,8 +173,21 @@ class _Rows:
         fields = [name for name in self._types if not self._is_the_records(name)]
         if not fields:
             raise UnsuitableRowsError(f"The rows for output {self._output.id!r} have no column for a document.")
-        struct = f"struct({', '.join(map(_quoted, fields))})"
-        return f"{json_text(struct)} AS {columns.DOCUMENT}"
+        text = json_text(f"struct({', '.join(map(_quoted, fields))})")
+        if self._has_operation and isinstance(self._output.document_ids, KeyIds):
+            text = f"CASE WHEN {self._has_row()} THEN {text} END"
+        return f"{text} AS {columns.DOCUMENT}"
+
+    def _has_row(self) -> str:
+        """The condition of change events after which there is a row. The others have no document, as without a
+        transform: the struct of a transform's columns is never null."""
+        op = columns.CHANGE_OPERATION
+        of_rows = f"{op} IN ({', '.join(map(_text, sorted(ROW_OPERATIONS)))})"
+        # A row in flattened form may have no operation; a tombstone has none either, and no source.
+        no_operation = f"{op} IS NULL"
+        if columns.CHANGE_SOURCE in self._own:
+            no_operation = f"({no_operation} AND {columns.CHANGE_SOURCE} IS NOT NULL)"
+        return f"{no_operation} OR {of_rows}"
 
     def _value_is_document(self) -> bool:
         """Whether there are only the record's columns beside ``value``, those of ids and versions, and

@@ -8,7 +8,8 @@ transaction, a truncate, a message). Envelopes are read by one parse each, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from headrace.formats.change_events import (
     DELETED,
     HEARTBEAT,
     MESSAGE,
+    PLAIN,
     ROW_OPERATIONS,
     SCHEMA_CHANGE,
     TRANSACTION,
@@ -40,10 +42,12 @@ from headrace.spark.records.event_columns import (
     text_of,
     transactions_of,
 )
-from headrace.spark.records.exact_columns import UnfitError
+from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError
 from headrace.spark.records.json_objects import REFUSED, Objects, not_utf8
 
-_OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
+OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
+UNKNOWN_OPERATION = "it has the operation {!r}, which headrace does not know"
+_NO_FIELDS = "it has neither an operation nor a field of the row"
 _SCHEMAS_KEPT = 64
 _NO_SCHEMA = 0
 _CLOUD = "iodebezium"
@@ -101,6 +105,10 @@ class _RefusedError(Exception):
     """The value is no change event, or one of which no row can be made."""
 
 
+_UNREADABLE = (_RefusedError, *REFUSED, ValueError, TypeError, KeyError, ArithmeticError)
+"""What a record may be refused by. Whatever a value holds, it is that record's fault and not the batch's."""
+
+
 class _Envelope(msgspec.Struct, gc=False):
     """The part of an envelope that has no rows."""
 
@@ -118,11 +126,19 @@ class _DeclaredRows:
         self._leaf = leaf
         self._objects: dict[tuple[int, str], Objects] = {}
         self._said: list[Mapping[str, Mapping[str, Said]] | None] = [None]
+        self._by_said: dict[Hashable, int] = {}
         self._numbers: dict[bytes, int] = {}
         objects = Objects(kind, "$", leaf)
         self.strict, self.loose = objects.strict, objects.loose
         self.names = frozenset(field.name for field in kind)
-        self.attributes = self.strict.__struct_fields__
+        self._first, *_ = self.strict.__struct_fields__
+
+    def is_bare(self, row: Any) -> bool:
+        """Whether all fields of a row are null, or absent."""
+        # The first is asked by itself, as this is asked of each row, and most have a key in it.
+        return getattr(row, self._first) is None and not any(
+            getattr(row, name) is not None for name in row.__struct_fields__
+        )
 
     def schema_number(self, text: bytes) -> int:
         """The number of a schema part. Raises _RefusedError if it is none."""
@@ -131,12 +147,25 @@ class _DeclaredRows:
                 schema = msgspec.json.decode(text)
             except REFUSED as error:
                 raise _RefusedError(f"its schema part is no JSON: {error}") from None
+            said = _said_of_parts(schema)
+            # Schema parts that differ in what is of no account here, such as a version, are one.
+            same = frozenset((part, frozenset(places.items())) for part, places in said.items())
+            if (number := self._by_said.get(same)) is None:
+                number = self._by_said[same] = len(self._said)
+                self._said.append(said)
             if len(self._numbers) >= _SCHEMAS_KEPT:
-                # The numbers of schemas that are in use stay: only what is found by text is forgotten.
                 self._numbers.clear()
-            number = self._numbers[text] = len(self._said)
-            self._said.append(_said_of_parts(schema))
+            self._numbers[text] = number
         return number
+
+    def forget_schemas(self) -> bool:
+        """Forget the schema parts, and their numbers, if there are many; whether it has. Only between batches."""
+        if len(self._said) <= _SCHEMAS_KEPT:
+            return False
+        self._said[1:] = []
+        for kept in (self._numbers, self._by_said, self._objects):
+            kept.clear()
+        return True
 
     def array(self, rows: list[Any], schemas: Sequence[int], part: str, refused: dict[int, str]) -> pa.Array:
         """The rows as Arrow's; those that do not fit are null, and added to ``refused``. ``part``: "before", "after",
@@ -173,25 +202,31 @@ class _DeclaredRows:
             leaf = self._leaf
             if said is not None:
                 # In a flattened row the fields are beside each other, in an envelope within its parts.
-                leaf = ConnectLeaf(said.get(part) or said[""], leaf.times, leaf.decimals, leaf.time_zone)
+                leaf = ConnectLeaf(said.get(part, said[""]), leaf.times, leaf.decimals, leaf.time_zone)
                 leaf = ConnectLeaf(
                     {place + at[1:]: each for at, each in (leaf.said or {}).items()},
                     leaf.times,
                     leaf.decimals,
                     leaf.time_zone,
                 )
+            if len(self._objects) >= _SCHEMAS_KEPT:
+                self._objects.clear()
             objects = self._objects[schema, part] = Objects(self.kind, place, leaf)
         return objects
+
+
+def _said_of(schema: Any) -> Mapping[str, Said]:
+    return {place: said for place, said in said_of_places(schema) if said != PLAIN}
 
 
 def _said_of_parts(schema: Any) -> Mapping[str, Mapping[str, Said]]:
     """What a schema part says of the places in "before" and "after", and of those in the value itself ("")."""
     fields = schema.get("fields") if isinstance(schema, dict) else None
-    parts: dict[str, Mapping[str, Said]] = {"": dict(said_of_places(schema))}
-    for field in fields or ():
+    parts: dict[str, Mapping[str, Said]] = {"": _said_of(schema)}
+    for field in fields if isinstance(fields, list) else ():
         if isinstance(field, dict) and field.get("type") == "struct":
             if field.get("field") in ("before", "after"):
-                parts[field["field"]] = dict(said_of_places(field))
+                parts[field["field"]] = _said_of(field)
             elif field.get("field") == "data":
                 # Of a CloudEvent.
                 parts |= {name: said for name, said in _said_of_parts(field).items() if name}
@@ -229,6 +264,7 @@ class ChangeEvents:
         """
         texts = values.to_pylist()
         refused = not_utf8(values)
+        self._reader.forget_schemas()
         if self._is_key:
             decoded = self._keys(texts, refused)
         else:
@@ -254,10 +290,12 @@ class ChangeEvents:
         ops, befores, afters, sources, transactions, times, schemas, positioned = (
             (list(part) for part in zip(*rest, strict=True)) if rest else ([],) * 8
         )
-        afters = [None if op == DELETED else after for op, after in zip(ops, afters, strict=True)]
+        # A row in flattened form may say no operation.
+        afters = [after if op is None or op in ROW_OPERATIONS else None for op, after in zip(ops, afters, strict=True)]
         made = {
             "value": self._rows.array(afters, schemas, "after", refused),
-            "before": self._rows.array(befores, schemas, "before", refused),
+            # An event stands by the row after the change, whatever was before: that row may be of an older table.
+            "before": self._rows.array(befores, schemas, "before", {}),
             "op": pa.array(ops, pa.string()),
         }
         refuse_unsent(made["value"], refused)
@@ -313,6 +351,11 @@ class _EventReader:
         self._opening, self._schema = b"", _NO_SCHEMA
         """The bytes before the payload of the last record with a schema part, which are those of most others too."""
 
+    def forget_schemas(self) -> None:
+        """Bound what is kept of schema parts. Only between batches: their numbers are given anew."""
+        if self._rows.forget_schemas():
+            self._opening, self._schema = b"", _NO_SCHEMA
+
     # --- values
 
     def events(
@@ -320,17 +363,29 @@ class _EventReader:
     ) -> list[_Event | None]:
         """The events; None for a tombstone, and for a row that is added to ``refused``."""
         if not refused and not self._flat and (fast := self._all_envelopes(texts)) is not None:
+            for row, event in enumerate(fast):
+                if event is not None and self._is_doubtful(event):
+                    fast[row] = self._event(texts, headers, row, refused)
             return fast
-        events: list[_Event | None] = []
-        for row, text in enumerate(texts):
-            event = None
-            if text is not None and row not in refused:
-                try:
-                    event = self._one(text, _Headers(headers, row))
-                except (_RefusedError, *REFUSED) as error:
-                    refused[row] = str(error)
-            events.append(event)
-        return events
+        return [self._event(texts, headers, row, refused) for row in range(len(texts))]
+
+    def _is_doubtful(self, event: _Event) -> bool:
+        """Whether what was read as an envelope may be a row of another table, or one with columns of these names."""
+        if event.after is None:
+            return event.before is None or event.op in ROW_OPERATIONS
+        return self._rows.is_bare(event.after)
+
+    def _event(
+        self, texts: list[bytes | None], headers: pa.Array | None, row: int, refused: dict[int, str]
+    ) -> _Event | None:
+        text = texts[row]
+        if text is None or row in refused:
+            return None
+        try:
+            return self._one(text, _Headers(headers, row))
+        except _UNREADABLE as error:
+            refused[row] = str(error)
+            return None
 
     def _all_envelopes(self, texts: list[bytes | None]) -> list[_Event | None] | None:
         """The events, if all are envelopes of one schema part, and have rows as they are declared; else None."""
@@ -347,7 +402,7 @@ class _EventReader:
         for each in held:
             if each is None:
                 made.append(None)
-            elif each[0] in _OPERATIONS and each[3] is not None:
+            elif each[0] in OPERATIONS and each[3] is not None:
                 made.append(_Event._make((*each, schema, True)))
             else:
                 return None
@@ -363,21 +418,24 @@ class _EventReader:
     def _of_fields(self, payload: bytes, fields: Mapping[str, Any], schema: int, headers: _Headers) -> _Event:
         if "specversion" in fields and ("data" in fields or "data_base64" in fields):
             return self._cloud_event(fields, schema, headers)
+        # A table may have columns of any name: what a flattened row says of its change comes first.
+        if fields.keys() & _OF_CHANGE or (not fields.keys() >= _OF_ENVELOPE and headers.of_row().keys() & _OF_CHANGE):
+            return self._flattened(payload, fields, schema, headers)
         if "op" in fields and fields.keys() & {"before", "after", "source"}:
             return self._envelope(payload, fields, schema)
         if fields.keys() & {"before", "after"} and (said := headers.of_cloud()):
             return self._envelope_of_cloud(fields, schema, said)
-        if (op := _changes_no_row(fields.keys() - self._rows.names)) is not None:
+        if (op := _changes_no_row(fields, self._rows.names)) is not None:
             return _Event(op)
-        if fields.keys() & (self._rows.names | {"__op", "__deleted"}):
+        if fields.keys() & self._rows.names:
             return self._flattened(payload, fields, schema, headers)
-        raise _RefusedError("it has neither an operation nor a field of the row")
+        raise _RefusedError(_NO_FIELDS)
 
     def _envelope(self, payload: bytes, fields: Mapping[str, Any], schema: int) -> _Event:
         held = _read_envelope(payload)
-        if held.op not in _OPERATIONS:
-            raise _RefusedError(f"it has the operation {held.op!r}, which headrace does not know")
-        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
+        if held.op not in OPERATIONS:
+            raise _RefusedError(UNKNOWN_OPERATION.format(held.op))
+        before, after = self._before(fields.get("before")), self._after(fields.get("after"), held.op)
         self._flat = False
         return _Event(held.op, before, after, held.source, held.transaction, held.ts_ms, schema)
 
@@ -389,15 +447,17 @@ class _EventReader:
         said = {name[2:]: text for name, text in said.items()}
         said |= {name.removeprefix("source_"): text for name, text in said.items() if name.startswith("source_")}
         deleted, op = said.get("deleted"), said.get("op")
-        row = self._row(payload)
+        if op is not None and op not in OPERATIONS:
+            raise _RefusedError(UNKNOWN_OPERATION.format(op))
         source = _Source(**{name: text for name, text in said.items() if name in SOURCE_FIELDS})
         source.connector = source.connector or connector_of(source.lsn, source.sequence, source.file)
         self._flat = True
         # Without it the only sign of a deletion is a tombstone, which has no position: it could not be ordered.
         has_position = deleted is not None
-        if deleted == "true" or op == DELETED:
-            return _Event(DELETED, row, None, source, schema=schema, has_position=has_position)
-        return _Event(op, None, row, source, schema=schema, has_position=has_position)
+        if (deleted or "").casefold() == "true" or op == DELETED:
+            before = self._before(payload)
+            return _Event(DELETED, before, None, source, schema=schema, has_position=has_position)
+        return _Event(op, None, self._row(payload), source, schema=schema, has_position=has_position)
 
     def _cloud_event(self, fields: Mapping[str, Any], around: int, headers: _Headers) -> _Event:
         if "data" not in fields:
@@ -413,16 +473,17 @@ class _EventReader:
         return self._of_fields(data, inside, schema, headers)
 
     def _envelope_of_cloud(self, fields: Mapping[str, Any], schema: int, said: Mapping[str, str | None]) -> _Event:
-        before, after = (self._row(fields.get(part), part) for part in ("before", "after"))
         source = _Source(**{name: said.get(name.replace("_", "").lower()) for name in SOURCE_FIELDS})
         transaction = (
-            _Transaction(said["txid"], said.get("txtotalorder"), said.get("txdatacollectionorder"))
+            _Transaction(said.get("txid"), said.get("txtotalorder"), said.get("txdatacollectionorder"))
             if "txtotalorder" in said
             else None
         )
-        op = said.get("op") or (DELETED if after is None else "u")
-        if op not in _OPERATIONS:
-            raise _RefusedError(f"it has the operation {op!r}, which headrace does not know")
+        given = fields.get("after")
+        op = said.get("op") or (DELETED if given is None or bytes(given) == b"null" else "u")
+        if op not in OPERATIONS:
+            raise _RefusedError(UNKNOWN_OPERATION.format(op))
+        before, after = self._before(fields.get("before")), self._after(given, op)
         return _Event(op, before, after, source, transaction, said.get("tsms"), schema)
 
     # --- keys
@@ -438,7 +499,7 @@ class _EventReader:
                     held = self._row(payload)
                     if held is None:
                         refused[row] = "it is null"
-                except (_RefusedError, *REFUSED) as error:
+                except _UNREADABLE as error:
                     refused[row] = str(error)
             rows.append(held)
             schemas.append(schema)
@@ -473,6 +534,25 @@ class _EventReader:
             self._opening, self._schema = opening, number
         return payload, number
 
+    def _before(self, raw: Any) -> Any:
+        """The row before a change; None also if it does not fit."""
+        try:
+            return self._row(raw)
+        except _UNREADABLE:
+            return None
+
+    def _after(self, raw: Any, op: str | None) -> Any:
+        """The row after a change of a row, which has one of its fields; None after any other."""
+        if op not in ROW_OPERATIONS:
+            return None
+        row = self._row(raw, "after")
+        if row is not None and self._rows.is_bare(row):
+            text = bytes(raw)
+            text = _plain_document(msgspec.json.decode(text, type=str)) if text[:1] == b'"' else text
+            if not _read_fields(text).keys() & self._rows.names:
+                raise _RefusedError(f"the row after it: {_NO_FIELDS}")
+        return row
+
     def _row(self, raw: Any, part: str = "") -> Any:
         """A row of its JSON, or of a text of MongoDB that is one; None if there is none. ``part``: of an envelope."""
         text = b"null" if raw is None else bytes(raw)
@@ -489,12 +569,20 @@ class _EventReader:
             raise _RefusedError(str(error).replace("`$", f"`$.{part}") if part else str(error)) from None
 
 
-def _changes_no_row(names: Set[str]) -> str | None:
-    """What an event is that has these fields beside those that a row has, if it is none of a row."""
+_OF_CHANGE = frozenset({"__op", "__deleted"})
+_OF_ENVELOPE = frozenset({"op", "before", "after", "source"})
+
+
+def _changes_no_row(fields: Mapping[str, Any], declared: Set[str]) -> str | None:
+    """What an event of these fields is, if it is none of a row, which has ``declared`` fields."""
+    names = fields.keys()
+    # Of the other events only that of a transaction has a field that a table often has: its id.
+    if {"status", "id"} <= names and names & {"event_count", "data_collections"} and "status" not in declared:
+        return TRANSACTION if _scalar(fields["status"]) in ("BEGIN", "END") else None
+    if names & declared:
+        return None
     if "source" in names and names & {"tableChanges", "ddl"}:
         return SCHEMA_CHANGE
-    if "status" in names and names & {"event_count", "data_collections"}:
-        return TRANSACTION
     return HEARTBEAT if names and names <= {"ts_ms", "ts_us", "ts_ns"} else None
 
 
@@ -554,17 +642,29 @@ def _mongo_words() -> Mapping[str, Callable[[Any], Any]]:
         "$numberLong": int,
         "$numberInt": int,
         "$numberDecimal": str,
-        "$numberDouble": lambda given: given if given in ("NaN", "Infinity", "-Infinity") else float(given),
+        "$numberDouble": _mongo_double,
         "$symbol": str,
         "$uuid": str,
         "$date": _mongo_date,
     }
 
 
+def _mongo_double(given: Any) -> Any:
+    if given in ("NaN", "Infinity", "-Infinity"):
+        return given
+    number = float(given)
+    if not math.isfinite(number):
+        raise ValueError(f"{str(given)[:_SHOWN_CHARACTERS]} is beyond a double")
+    return number
+
+
 def _mongo_date(given: Any) -> Any:
     if isinstance(given, str):
         return given
     millis = int(given["$numberLong"]) if isinstance(given, dict) else int(given)
+    first, last = YEARS_1_TO_9999
+    if not first * 1_000 <= millis < (last + 1) * 1_000:
+        raise ValueError("the year is not 1 to 9999")
     return pc.strftime(pa.scalar(millis, pa.timestamp("ms")), format="%Y-%m-%dT%H:%M:%SZ").as_py()
 
 
@@ -572,7 +672,7 @@ def _plain_document(text: str) -> bytes:
     """A document of MongoDB's extended JSON as plain JSON. Raises _RefusedError."""
     try:
         return msgspec.json.encode(_plain(msgspec.json.decode(text)))
-    except (ValueError, TypeError, KeyError, pa.ArrowException, *REFUSED) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, pa.ArrowException, *REFUSED) as error:
         raise _RefusedError(
             f"its row is a text that is no document of MongoDB: {str(error)[:_SHOWN_CHARACTERS]}"
         ) from None

@@ -218,20 +218,29 @@ def _texts(values: Sequence[Any], *, said: Said | None) -> pa.Array:
         )
     if int in kinds and said is not None and said.meaning is not None and said.meaning in _AS_TEXT:
         numbers, texts = _split(values)
-        return _joined(
-            _AS_TEXT[said.meaning](numbers, said.per_second), texts, lambda given: pa.array(given, pa.string())
-        )
+        turn = partial(_AS_TEXT[said.meaning], per_second=said.per_second)
+        return _joined(_calendar_texts(numbers, turn), texts, lambda given: pa.array(given, pa.string()))
     if kinds <= {str, type(None)}:
         return pa.array(values, pa.string())
     return pa.array([_plain(value) for value in values], pa.string())
 
 
-_AS_TEXT: Mapping[Meaning, Callable[[Any, int], pa.Array]] = {
-    Meaning.DATE: lambda numbers, _: _days(numbers).cast(pa.string()),
+_AS_TEXT: Mapping[Meaning, Callable[..., pa.Array]] = {
+    Meaning.DATE: lambda numbers, per_second: _days(numbers).cast(pa.string()),  # noqa: ARG005
     Meaning.TIME_OF_DAY: lambda numbers, per_second: _of_day(numbers, per_second).cast(pa.string()),
     Meaning.TIME: lambda numbers, per_second: pc.strftime(_moments(numbers, per_second), format="%Y-%m-%dT%H:%M:%S"),
 }
 """Texts of ISO 8601, with the digits of the unit."""
+
+
+def _calendar_texts(numbers: pa.Array, turn: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """The texts of the calendar; that of the number for one that it does not have, such as PostgreSQL's infinity."""
+    try:
+        return turn(numbers)
+    except (ValueError, pa.ArrowException):
+        if len(numbers) == 1:
+            return numbers.cast(pa.string())
+    return pa.concat_arrays([_calendar_texts(numbers.slice(at, 1), turn) for at in range(len(numbers))])
 
 
 def _plain(value: Any) -> str | None:

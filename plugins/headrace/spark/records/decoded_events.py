@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.formats.change_events import DELETED, ROW_OPERATIONS
-from headrace.spark.records.change_events import SOURCE_FIELDS
+from headrace.spark.records.change_events import OPERATIONS, SOURCE_FIELDS, UNKNOWN_OPERATION
 from headrace.spark.records.event_columns import columns_of_source, connector_of, refuse_unsent
 
 _TRANSACTION = ("id", "total_order", "data_collection_order")
@@ -42,9 +42,10 @@ class DecodedEvents:
         decoded, refused = self._decoder.decode(values, **{name: columns[name] for name in self._reads})
         refused = dict(refused)
         parts = dict(zip((field.name for field in decoded.type), decoded.flatten(), strict=True))
-        made = self._of_envelopes(parts, refused) if "after" in parts else self._of_rows(parts)
+        is_envelope, absent = "after" in parts, pc.is_null(decoded)
+        made = self._of_envelopes(parts, refused) if is_envelope else self._of_rows(parts)
+        _refuse_operations(made["op"], pc.invert(absent), refused, required=is_envelope)
         refuse_unsent(made["value"], refused)
-        absent = pc.is_null(decoded)
         if refused:
             absent = pc.or_(absent, pa.array([row in refused for row in range(len(values))], pa.bool_()))
         arrays = [made[field.name].cast(field.type) for field in self._column]
@@ -56,7 +57,6 @@ class DecodedEvents:
         for row in pc.indices_nonzero(pc.is_null(after)).to_pylist():
             if ops[row] in ROW_OPERATIONS:
                 refused.setdefault(row, f"no change event: it has the operation {ops[row]!r}, and no row after it")
-        deleted = pc.fill_null(pc.equal(parts["op"], DELETED), False)
         number = len(after)
         nothing = pa.nulls(number, self._row)
         source, transaction = parts.get("source"), parts.get("transaction")
@@ -64,7 +64,7 @@ class DecodedEvents:
         present = [False] * number if source is None else pc.is_valid(source).to_pylist()
         sent = parts["ts_ms"].to_pylist() if "ts_ms" in parts else [None] * number
         return {
-            "value": pc.if_else(deleted, nothing, after) if pc.any(deleted).as_py() else after,
+            "value": _where_rows(parts["op"], after),
             "before": parts["before"].cast(self._row) if "before" in parts else nothing,
             "op": parts["op"],
             **columns_of_source(said, ops, [True] * number, _numbers(sent), present),
@@ -82,14 +82,15 @@ class DecodedEvents:
         deleted_texts = parts["__deleted"].cast(pa.string()) if "__deleted" in parts else pa.nulls(number, pa.string())
         op = parts["__op"] if "__op" in parts else pa.nulls(number, pa.string())
         is_deleted = pc.or_(
-            pc.fill_null(pc.equal(deleted_texts, "true"), False), pc.fill_null(pc.equal(op, DELETED), False)
+            pc.fill_null(pc.equal(pc.utf8_lower(deleted_texts), "true"), False),
+            pc.fill_null(pc.equal(op, DELETED), False),
         )
         if said["connector"] == [None] * number:
             said["connector"] = list(map(connector_of, said["lsn"], said["sequence"], said["file"]))
         op = pc.if_else(is_deleted, DELETED, op)
         present = [True] * number
         return {
-            "value": pc.if_else(is_deleted, nothing, row),
+            "value": _where_rows(op, row),
             "before": pc.if_else(is_deleted, row, nothing),
             "op": op,
             **columns_of_source(said, op.to_pylist(), pc.is_valid(deleted_texts).to_pylist(), [None] * number, present),
@@ -106,6 +107,21 @@ class DecodedEvents:
             for name, field in zip(_TRANSACTION, kind, strict=True)
         ]
         return pa.StructArray.from_arrays(held, fields=list(kind), mask=pc.is_null(given))
+
+
+def _where_rows(op: pa.Array, rows: pa.Array) -> pa.Array:
+    """The rows after operations of rows, and of events that say no operation; null after the others."""
+    of_rows = pc.or_(pc.is_null(op), pc.is_in(op, pa.array(sorted(ROW_OPERATIONS), op.type)))
+    return rows if pc.all(of_rows, min_count=0).as_py() else pc.if_else(of_rows, rows, pa.nulls(len(rows), rows.type))
+
+
+def _refuse_operations(op: pa.Array, valid: pa.Array, refused: dict[int, str], *, required: bool) -> None:
+    """Refuse the valid events of operations that are not known, or, where one is required, of none."""
+    known = pc.is_in(op, pa.array(sorted(OPERATIONS), op.type))
+    if not required:
+        known = pc.or_(known, pc.is_null(op))
+    for row in pc.indices_nonzero(pc.and_(valid, pc.invert(known))).to_pylist():
+        refused.setdefault(row, f"no change event: {UNKNOWN_OPERATION.format(op[row].as_py())}")
 
 
 def _texts_of(given: pa.Array | None, names: Sequence[str], number: int) -> dict[str, Sequence[Any]]:

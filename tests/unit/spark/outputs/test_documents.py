@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
-from pyspark.sql.types import IntegerType, StructField, StructType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
@@ -13,7 +16,7 @@ from headrace.spark.outputs.documents import (
     Range,
     lacks_incarnation,
 )
-from headrace.spark.records.record_columns import RECORD_SCHEMA
+from headrace.spark.records.record_columns import RECORD_SCHEMA, record_mark
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
 
 
@@ -95,3 +98,26 @@ def test_only_ids_by_source_position_need_one() -> None:
     assert not output(KeyIds(version_from="at")).needs_incarnation
     assert not output(ColumnIds(columns=("a",))).needs_incarnation
     assert not ConsoleOutput().needs_incarnation
+
+
+def document_of(ids: Any, *more: StructField) -> str:
+    own = [RECORD_SCHEMA[name] for name in ("key", "topic", "partition", "offset")]
+    output = ElasticsearchOutput(hosts="http://h:9200", index="i", document_ids=ids)
+    rows: Any = SimpleNamespace(schema=StructType([*own, StructField("name", StringType()), *more]), sparkSession=None)
+    return documents._Rows(rows, output).document_expression()
+
+
+def marked(name: str) -> StructField:
+    return StructField(name, StringType(), metadata=record_mark(name))
+
+
+def test_a_change_event_of_no_row_is_no_document_of_columns() -> None:
+    """The struct of the transform's columns is never null: a deletion would write {"op": "d"}."""
+    of_rows = "op IN ('c', 'r', 'u')"
+    assert document_of(KeyIds(), marked("op")).startswith(f"CASE WHEN op IS NULL OR {of_rows} THEN to_json(struct(")
+    # Where the source is kept, a tombstone is told from a flattened row without an operation.
+    both = document_of(KeyIds(), marked("op"), marked("source"))
+    assert both.startswith(f"CASE WHEN (op IS NULL AND source IS NOT NULL) OR {of_rows} THEN to_json(struct(")
+    assert both.endswith(") END AS document")
+    for others in (document_of(RecordIds(), marked("op")), document_of(KeyIds(), StructField("op", StringType()))):
+        assert others.startswith("to_json(struct(")

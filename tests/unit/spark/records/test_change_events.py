@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from tests.support.change_events import (
     MICROS,
+    ORDERS,
     UNAVAILABLE,
+    changes_of,
     decode,
     event,
     field,
@@ -105,10 +107,64 @@ class TestEnvelopes:
         assert "REPLICA IDENTITY FULL" in refused[2]
         assert made[3]["value"]["id"] == 1
 
+    @pytest.mark.parametrize(
+        ("kind", "unsent", "like"),
+        [
+            (pa.string(), base64.b64encode(UNAVAILABLE.encode()).decode(), "X19kZWJleml1bQ=="),
+            (pa.string(), UNAVAILABLE.encode().hex(), "5f5f"),
+            (pa.string(), {UNAVAILABLE: UNAVAILABLE}, {"a": UNAVAILABLE}),
+            (pa.string(), json.dumps({UNAVAILABLE: UNAVAILABLE}), json.dumps({"a": UNAVAILABLE})),
+            (pa.map_(pa.string(), pa.string()), {UNAVAILABLE: UNAVAILABLE}, {"a": UNAVAILABLE}),
+            (pa.list_(pa.int32()), list(UNAVAILABLE.encode()), list(range(len(UNAVAILABLE)))),
+            (pa.list_(pa.int64()), list(UNAVAILABLE.encode()), list(UNAVAILABLE.encode())[1:]),
+            (pa.list_(pa.string()), [base64.b64encode(UNAVAILABLE.encode()).decode()], ["a", "b"]),
+        ],
+        ids=["base64", "hex", "object", "json", "map", "ints", "longs", "array"],
+    )
+    def test_each_form_of_a_value_that_was_not_sent(self, kind: pa.DataType, unsent: Any, like: Any) -> None:
+        values = [like, None, unsent, like, unsent]
+        made, refused = decode(
+            *(event("u", None, {"id": 1, "v": value}) for value in values),
+            row=pa.struct([("id", pa.int32()), ("v", kind)]),
+        )
+        assert list(refused) == [2, 4]
+        assert all("did not send 'v'" in reason for reason in refused.values())
+        assert [each is None for each in made] == [False, False, True, False, True]
+
     def test_it_may_stand_in_the_row_before(self) -> None:
         (made,), refused = decode(event("d", {"id": 7, "name": UNAVAILABLE}, None))
         assert not refused
         assert made["value"] is None
+
+    @pytest.mark.parametrize("before", [{"id": "x"}, {"id": 2**40}, 5, [ROW], "text"])
+    def test_a_row_before_that_does_not_fit_is_null(self, before: Any) -> None:
+        data = {"before": before, "after": NEW}
+        cloud = {"specversion": "1.0", "iodebeziumop": "u", "data": data}
+        made, refused = decode(
+            event("u", before, NEW), event("d", before, None), cloud, {"id": "x", "__deleted": "true"}
+        )
+        assert not refused
+        assert [(each["op"], each["before"], each["value"]) for each in made] == [
+            ("u", None, NEW),
+            ("d", None, None),
+            ("u", None, NEW),
+            ("d", None, None),
+        ]
+
+    @pytest.mark.parametrize("op", ["t", "m"])
+    def test_an_event_of_no_row_has_none(self, op: str) -> None:
+        made, refused = decode(event(op, None, ROW), {**ROW, "__op": op})
+        assert not refused
+        assert [(each["op"], each["value"]) for each in made] == [(op, None)] * 2
+
+    def test_a_row_of_another_table_is_refused(self) -> None:
+        others: list[Any] = [{}, {"other": 1}]
+        mongo = event("c", None, json.dumps({"other": 1}))
+        bare = event("c", None, {"name": None})
+        made, refused = decode(bare, *(event("c", None, other) for other in others), mongo, event("c", None, ROW))
+        assert list(refused) == [1, 2, 3]
+        assert all("nor a field of the row" in reason for reason in refused.values())
+        assert [made[0]["value"], made[4]["value"]] == [{"id": None, "name": None}, ROW]
 
 
 class TestForms:
@@ -131,6 +187,38 @@ class TestForms:
         made, refused = decode(*texts, row=kind)
         assert not refused
         assert [each["value"]["v"] for each in made] == ["2026-01-05", "12:45:00.250", "2026-01-05", "2026-01-05"]
+
+    def test_schema_parts_that_say_the_same_are_one(self) -> None:
+        decoder = ChangeEvents(changes_of(ORDERS))
+        texts = [
+            json.dumps(with_schema(event("c", None, ROW), *self.SCHEMA, field(f"n{number}", "int32"))).encode()
+            for number in range(200)
+        ]
+        decoded, refused = decoder.decode(pa.array(texts, pa.binary()))
+        assert not refused
+        assert [each["value"] for each in decoded.to_pylist()] == [ROW] * 200
+        assert len(decoder._rows._said) == 2
+        assert len(decoder._rows._numbers) <= 64
+
+    def test_what_is_kept_of_schema_parts_is_bounded(self) -> None:
+        kind = pa.struct([("v", pa.string())])
+        decoder = ChangeEvents(changes_of(kind))
+
+        def texts(*scales: int) -> pa.Array:
+            schemas = [field("v", "bytes", f"{CONNECT}.Decimal", parameters={"scale": str(scale)}) for scale in scales]
+            given = [with_schema(event("c", None, {"v": "AQ=="}), schema) for schema in schemas]
+            return pa.array([json.dumps(each, separators=(",", ":")).encode() for each in given], pa.binary())
+
+        for first in range(0, 300, 100):
+            decoded, refused = decoder.decode(texts(*range(first + 1, first + 101), first + 1))
+            assert not refused
+            values = [Decimal(each["value"]["v"]) for each in decoded.to_pylist()]
+            assert values == [Decimal(1).scaleb(-scale) for scale in (*range(first + 1, first + 101), first + 1)]
+            assert len(decoder._rows._said) <= 102
+            assert len(decoder._rows._objects) <= 64
+        # The last schema part of the batch before is the first of this one.
+        (made,) = decoder.decode(texts(201))[0].to_pylist()
+        assert Decimal(made["value"]["v"]) == Decimal(1).scaleb(-201)
 
     def test_a_row_in_flattened_form(self) -> None:
         made, refused = decode(
@@ -271,6 +359,43 @@ class TestForms:
             ("schema_change", None),
         ]
 
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"ts_ms": 5},
+            {"ts_us": 5, "ts_ns": 6},
+            {"source": "web", "ddl": "CREATE TABLE a"},
+            {"status": "open", "event_count": 5},
+            {"op": "c", "source": "web", "__op": "u"},
+            {"op": "c", "source": {"a": 1}, "__deleted": "false"},
+        ],
+        ids=str,
+    )
+    def test_a_flattened_row_is_no_other_event(self, more: dict[str, Any]) -> None:
+        made, refused = decode({**ROW, **more})
+        assert not refused
+        assert [each["value"] for each in made] == [ROW]
+
+    def test_headers_tell_a_flattened_row_from_other_events(self) -> None:
+        said = [{"key": "__op", "value": b"c"}]
+        made, refused = decode(
+            {"ts_ms": 5},
+            {"op": "x", "source": "web"},
+            row=pa.struct([("ts_ms", pa.int64()), ("op", pa.string())]),
+            headers=[said, said],
+        )
+        assert not refused
+        assert [each["value"] for each in made] == [{"ts_ms": 5, "op": None}, {"ts_ms": None, "op": "x"}]
+
+    @pytest.mark.parametrize("deleted", ["TRUE", "True", True])
+    def test_a_flattened_row_is_deleted_in_any_case(self, deleted: Any) -> None:
+        (made,), refused = decode({**ROW, "__deleted": deleted})
+        assert not refused
+        assert (made["op"], made["value"]) == ("d", None)
+
+    def test_a_flattened_row_of_an_unknown_operation_is_refused(self) -> None:
+        assert "has the operation 'x'" in decode({**ROW, "__op": "x"})[1][0]
+
 
 class TestPositions:
     @pytest.mark.parametrize(
@@ -295,6 +420,75 @@ class TestPositions:
         (made,), refused = decode(event(op, None, ROW, source))
         assert not refused
         assert made["position"] == expected
+
+
+LONG = "9" * 5_000
+
+
+class TestNoValueRaises:
+    """A decoder refuses a record, and leaves out what it cannot hold of the columns beside the row."""
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            postgres(2**63),
+            {"connector": "postgresql", "lsn": LONG},
+            {"connector": "postgresql", "sequence": f'["1","{LONG}"]'},
+            mysql(f"b.{LONG}", 4),
+            mysql("b.1", 4, row=LONG),
+        ],
+        ids=["lsn", "text", "sequence", "file", "row"],
+    )
+    def test_a_position_beyond_64_bits_is_null(self, source: Any) -> None:
+        made, refused = decode(event("c", None, ROW, source), event("c", None, ROW, source))
+        assert not refused
+        assert [(each["value"], each["position"]) for each in made] == [(ROW, None)] * 2
+
+    def test_a_time_or_an_order_beyond_64_bits_is_null(self) -> None:
+        orders = {"id": "a", "total_order": 2**63, "data_collection_order": LONG}
+        (made,), refused = decode(event("c", None, ROW, postgres(5, ts_us=2**63), transaction=orders))
+        assert not refused
+        assert made["changed_at"] is None
+        assert made["transaction"] == {"id": "a", "total_order": None, "data_collection_order": None}
+
+    @pytest.mark.parametrize("scale", [LONG, 10**400, "--1", True, None])
+    def test_a_scale_that_is_no_number_says_nothing(self, scale: Any) -> None:
+        schema = field("v", "bytes", f"{CONNECT}.Decimal", parameters={"scale": scale})
+        assert value_of("12", DECIMAL, schema) == Decimal(12)
+
+    @pytest.mark.parametrize("fields", [5, {"a": 1}, [5], "text"])
+    def test_a_schema_part_that_says_nothing_is_none(self, fields: Any) -> None:
+        part = {"type": "struct", "fields": fields}
+        made, refused = decode(
+            {"schema": part, "payload": event("c", None, ROW)},
+            {"schema": {"type": "struct", "fields": [{**part, "field": "after"}]}, "payload": event("c", None, ROW)},
+        )
+        assert not refused
+        assert [each["value"] for each in made] == [ROW, ROW]
+
+    def test_a_cloud_event_may_have_half_a_transaction(self) -> None:
+        cloud = {"specversion": "1.0", "iodebeziumop": "c", "iodebeziumtxtotalorder": "3", "data": {"after": ROW}}
+        (made,), refused = decode(cloud)
+        assert not refused
+        assert made["transaction"] == {"id": None, "total_order": 3, "data_collection_order": None}
+
+    @pytest.mark.parametrize(
+        "given",
+        [{"$date": 2**70}, {"$date": -(10**14)}, {"$date": 10**15}, {"$numberDouble": "1e400"}, {"$numberLong": LONG}],
+        ids=str,
+    )
+    def test_a_value_of_mongodb_that_is_none_is_refused(self, given: Any) -> None:
+        made, refused = decode(event("c", None, json.dumps({"id": given})), event("c", None, ROW))
+        assert "no document of MongoDB" in refused[0]
+        assert made[1]["value"] == ROW
+
+    def test_whatever_a_reader_raises_refuses_its_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> Any:
+            raise OverflowError("too large")
+
+        monkeypatch.setattr("headrace.spark.records.change_events.text_of", fail)
+        made, refused = decode({**ROW, "__op": "c"}, event("c", None, ROW))
+        assert (made[0], refused) == (None, {0: "no change event of the row: too large"})
 
 
 class TestKeys:
@@ -400,8 +594,7 @@ class TestTypes:
             (f"{DEBEZIUM}.MicroTimestamp", 9_223_372_036_825_200_000, LOCAL),
             (f"{DEBEZIUM}.MicroTimestamp", -9_223_372_036_832_400_000, WHEN),
             (f"{DEBEZIUM}.NanoTimestamp", MICROS * 1_000 + 1, WHEN),
-            (f"{DEBEZIUM}.MicroTime", 86_400_000_000, TEXT),
-            (f"{DEBEZIUM}.MicroTime", -1, TEXT),
+            (f"{DEBEZIUM}.Date", 2**63, TEXT),
             (None, 5, WHEN),
             (None, 2, pa.bool_()),
             (None, "x", pa.float64()),
@@ -416,6 +609,30 @@ class TestTypes:
         kind = "bytes" if semantic == f"{CONNECT}.Decimal" else "int64"
         more = {"parameters": {"scale": "4"}} if kind == "bytes" else {}
         assert "`$.after.v`" in value_of(value, into, field("v", kind, semantic, **more))
+
+    @pytest.mark.parametrize(
+        ("semantic", "number", "beside", "text"),
+        [
+            (f"{DEBEZIUM}.Date", 2_147_483_647, 20_458, "2026-01-05"),
+            (f"{DEBEZIUM}.Date", -719_163, 20_458, "2026-01-05"),
+            (f"{DEBEZIUM}.MicroTimestamp", 9_223_372_036_825_200_000, MICROS, "2026-01-05T12:45:00.250000"),
+            (f"{DEBEZIUM}.MicroTimestamp", -9_223_372_036_832_400_000, MICROS, "2026-01-05T12:45:00.250000"),
+            (f"{DEBEZIUM}.Timestamp", 2**63 - 1, MICROS // 1_000, "2026-01-05T12:45:00.250"),
+            (f"{DEBEZIUM}.Time", 86_400_000, 1, "00:00:00.001"),
+            (f"{DEBEZIUM}.MicroTime", 86_400_000_000, 1, "00:00:00.000001"),
+            (f"{DEBEZIUM}.MicroTime", -1, 1, "00:00:00.000001"),
+        ],
+    )
+    def test_a_text_has_the_number_that_no_calendar_has(
+        self, semantic: str, number: int, beside: int, text: str
+    ) -> None:
+        given = [
+            with_schema(event("c", None, {"v": value}), field("v", "int64", semantic))
+            for value in (number, None, beside)
+        ]
+        made, refused = decode(*given, row=pa.struct([("v", TEXT)]))
+        assert not refused
+        assert [each["value"]["v"] for each in made] == [str(number), None, text]
 
     def test_a_point_is_its_text(self) -> None:
         point = field("v", "struct", "io.debezium.data.geometry.Point", fields=[])

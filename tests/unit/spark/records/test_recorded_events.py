@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.avro_examples import encoded
 from tests.support.change_events import changes_of, decode
 
 from headrace.kept_values import KeptValues
@@ -158,3 +159,43 @@ def test_values_in_avro_are_exact(tmp_path: Path) -> None:
     assert row["ti3"] == "00:00:00.000"
     assert row["m"] == "-92233720368547758.08"
     assert none["value"]["n38_4"] is None
+
+
+ROW = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "int"}]}
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [{"name": "after", "type": ["null", ROW]}, {"name": "op", "type": ["null", "string"]}],
+}
+FLATTENED = {
+    "type": "record",
+    "name": "Value",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "__op", "type": ["null", "string"]},
+        {"name": "__deleted", "type": ["null", "string"]},
+    ],
+}
+
+
+def test_an_unknown_operation_in_avro_is_refused(tmp_path: Path) -> None:
+    decoder = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(ENVELOPE)))
+    values = [encoded(ENVELOPE, {"after": {"id": 1}, "op": op}) for op in ("x", None, "c", "t", "m")]
+    made, refused = decoded_by(decoder, [*values, None], tmp_path)
+    assert list(refused) == [0, 1]
+    assert "has the operation 'x'" in refused[0]
+    assert [each and (each["op"], each["value"]) for each in made[2:]] == [
+        ("c", {"id": 1}),
+        ("t", None),
+        ("m", None),
+        None,
+    ]
+
+
+def test_a_flattened_row_in_avro_may_say_no_operation(tmp_path: Path) -> None:
+    decoder = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(FLATTENED)))
+    said = [("x", "false"), (None, "false"), ("m", "false"), (None, "TRUE")]
+    values = [encoded(FLATTENED, {"id": 1, "__op": op, "__deleted": deleted}) for op, deleted in said]
+    made, refused = decoded_by(decoder, list(values), tmp_path)
+    assert list(refused) == [0]
+    assert [(each["op"], each["value"]) for each in made[1:]] == [(None, {"id": 1}), ("m", None), ("d", None)]
