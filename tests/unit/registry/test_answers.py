@@ -5,6 +5,7 @@ Its own answers are tested with a real registry (tests/integration/spark/test_re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -43,12 +44,14 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        for byte in range(len(body)) if self.server.answer is None else ():
-            self.wfile.write(body[byte : byte + 1])
-            self.wfile.flush()
-            time.sleep(0.1)
-        if self.server.answer is not None:
-            self.wfile.write(body)
+        # Who asks may have left.
+        with contextlib.suppress(OSError):
+            for byte in range(len(body)) if self.server.answer is None else ():
+                self.wfile.write(body[byte : byte + 1])
+                self.wfile.flush()
+                time.sleep(0.1)
+            if self.server.answer is not None:
+                self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         pass
