@@ -14,6 +14,8 @@ from headrace.batch.readers import ask_reader
 from headrace.checks.connecting import check_schemas
 from headrace.cli.main import app
 from headrace.kafka import client
+from headrace.kept_values import KeptValues
+from headrace.registry.schemas import KeptSchemas
 from headrace.stream import AvroDecoder, ConsoleOutput, JsonSchemaDecoder, KafkaInput, ProtobufDecoder, Stream
 
 pytestmark = pytest.mark.slow
@@ -40,6 +42,17 @@ def stream(connection: str, serializers: ConfluentSerializers, tmp_path: Path) -
         storage=str(tmp_path / "storage"),
         ledger=f"sqlite:///{tmp_path}/ledger.db",
     )
+
+
+def begin_with(stream: Stream, field: str) -> None:
+    """Record the newest schema, as a batch does that begins."""
+    asked = ask_reader(stream, stream.inputs[0], field)
+    assert asked.found is not None
+    assert asked.reader is not None
+    (registry,) = asked.decoder.connection_ids
+    schemas = KeptSchemas(KeptValues(asked.decoder.kept_url(stream.folder_url)), registry)
+    schemas.keep(asked.found)
+    schemas.record(asked.reader)
 
 
 def test_the_columns_are_shown_and_how_they_change(
@@ -71,7 +84,7 @@ def test_the_columns_are_shown_and_how_they_change(
     unknown = "columns of a schema registry, which --connect asks"
     assert checked() == [f"Input records, key: {unknown}", f"Input records, value: {unknown}"]
     for field in ("key_decoder", "value_decoder"):
-        ask_reader(stream, stream.inputs[0], field)
+        begin_with(stream, field)
     serializers.avro(SECOND, {"id": 1})
     assert checked("--connect") == [
         of_key,
