@@ -60,7 +60,9 @@ def test_a_document_is_the_records_own_bytes(spark: SparkSession, tmp_path: Any)
 
 
 def columns_of_the_order(records: Any) -> Any:
-    return records.selectExpr("value.price * 2 AS price", "value.lines[0].n", "value.more")
+    return records.selectExpr(
+        "topic", "partition", "offset", "value.price * 2 AS price", "value.lines[0].n AS n", "value.more"
+    )
 
 
 def test_a_transform_gets_the_columns(spark: SparkSession, tmp_path: Any) -> None:
