@@ -355,7 +355,9 @@ def test_a_real_table_and_its_index_are_equal(
         prefix=prefix,
         settings={"signal.data.collection": "public.signal"},
     )
-    for made in AdminClient({"bootstrap.servers": kafka}).create_topics([NewTopic(topic, 1, 1)]).values():
+    # Kept until the topic is made: a client that is gone makes none.
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for made in admin.create_topics([NewTopic(topic, 1, 1)]).values():
         made.result(30)
     random = Random(7)
     with debezium.connect() as connection:

@@ -235,7 +235,7 @@ def test_keys_and_values_of_other_formats_run_again(
         {"key": {"id": 2, "part": {"name": "p"}}, "value": {"id": 2, "note": "n"}},
     ]
     assert counts["undecodable"] == 2
-    assert {name: fact["version"] for name, fact in counts[READERS].items()} == {
+    assert {name.split(" of ")[0]: fact["version"] for name, fact in counts[READERS].items()} == {
         "records.key_decoder": 3,
         "records.value_decoder": 2,
     }

@@ -527,7 +527,8 @@ def test_a_fact_of_a_batch_holds_for_all_its_attempts(two: Batches) -> None:
     first, second = two.begin("index"), two.begin("files")
     assert two.attempts.pin(first, "readers", {"a": 1}) == {"a": 1}
     assert two.attempts.pin(second, "readers", {"a": 2, "b": 3}) == {"a": 1, "b": 3}
-    assert two.attempts.pinned("flights", T1, "readers") == {"a": 1, "b": 3}
+    assert two.attempts.pin(first, "readers", {"c": 4}) == {"c": 4}
+    assert two.attempts.pinned("flights", T1, "readers") == {"a": 1, "b": 3, "c": 4}
     assert two.attempts.pinned("flights", T2, "readers") == {}
     for attempt in (first, second):
         two.finish(attempt)

@@ -196,7 +196,8 @@ class Attempts(Repository):
             known = _facts(connection, attempt.stream, attempt.batch_time_ms, attempt.target, name)
             held = {**facts, **{key: value for key, value in known.items() if key in facts}}
             query = select(batch_attempts.c.attributes).where(*identity(attempt))
-            attributes = {**connection.execute(query).scalar_one(), name: held}
+            own = connection.execute(query).scalar_one()
+            attributes = {**own, name: {**(own.get(name) or {}), **held}}
             connection.execute(update(batch_attempts).where(*identity(attempt)).values(attributes=attributes))
             return held
 
