@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from google.protobuf import message_factory, text_format
+from tests.support.avro_examples import ARROW
 
 from headrace.formats.protobuf_compiler import compile_schema
 from headrace.formats.protobuf_schema import ProtoKind, ProtoType, descriptor_pool, descriptor_set
@@ -51,19 +52,6 @@ def serialized(schema: str, text: str, name: str = "shop.Order") -> bytes:
     """The message that Protobuf's text format says."""
     made: bytes = text_format.Parse(text, message_class(schema, name)()).SerializeToString()
     return made
-
-
-ARROW = {
-    "BOOLEAN": pa.bool_(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "BINARY": pa.binary(),
-    "STRING": pa.string(),
-    "DATE": pa.date32(),
-    "TIMESTAMP": pa.timestamp("us", "UTC"),
-}
 
 
 def arrow_of(made: ProtoType, enums: Any = "name", nanoseconds: Any = "refuse") -> pa.DataType:

@@ -105,14 +105,13 @@ class AskedReader:
 
     ``decoder`` has its columns, if they are known. ``reader`` is None if the definition has a schema of its own.
     ``before``: the version that the last batch began with, if it is another. ``differences``: of the columns, in words.
-    ``kept`` has the schemas; ``found`` is one that it may not have yet.
+    ``found``: the reader's schema, which may not be kept yet.
     """
 
     decoder: DecoderDefinition
     reader: RecordedReader | None = None
     before: RecordedReader | None = None
     differences: tuple[str, ...] = ()
-    kept: KeptSchemas | None = None
     found: RegisteredSchema | None = None
 
 
@@ -160,7 +159,7 @@ def ask_reader(
     made = _with_reader(decoder, found, part, question, f"version {reader.version} of subject {subject!r}")
     former = None if before is None else _column_by(decoder, kept, before, part)
     differences = () if former is None else tuple(column_differences(former, made.column))
-    return AskedReader(made, reader, before, differences, kept, found)
+    return AskedReader(made, reader, before, differences, found)
 
 
 def _subject(source: Input, question: SchemaQuestion, part: str) -> str:
@@ -199,7 +198,7 @@ class _Choice:
     def keep(self) -> None:
         """Keep the schemas of the new readers."""
         for _, asked in self._asked.values():
-            if asked.kept is not None and asked.found is not None:
+            if asked.found is not None:
                 self._writing(asked).keep(asked.found)
 
     def record(self) -> None:

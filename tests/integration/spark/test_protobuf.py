@@ -8,29 +8,19 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType
+from tests.integration.spark.test_avro import stream_of
 from tests.support.protobuf_examples import META, VALUES, arrow_of, compiled, serialized
 from tests.unit.formats.test_protobuf_schema import COLUMNS
 
 from headrace.formats.protobuf_schema import read_schema
 from headrace.spark.records.arrow_types import arrow_type
-from headrace.stream import ElasticsearchOutput, KafkaInput, ProtobufDecoder, Stream
+from headrace.stream import ElasticsearchOutput, ProtobufDecoder
 from headrace.testing.extensions import check_decoder
 from headrace.testing.transforms import run_transform
 
 pytestmark = pytest.mark.slow
 
 ORDER = "shop.Order"
-
-
-def stream_of(decoder: ProtobufDecoder, tmp_path: Any, **fields: Any) -> Stream:
-    return Stream(
-        name="orders",
-        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="orders", value_decoder=decoder),
-        batch_interval="10 s",
-        storage=str(tmp_path),
-        ledger=f"sqlite:///{tmp_path}/ledger.db",
-        **fields,
-    )
 
 
 def test_spark_has_the_columns_that_the_schema_says(spark: SparkSession) -> None:

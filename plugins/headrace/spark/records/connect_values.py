@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.formats.change_events import PER_SECOND, PLAIN, DecimalTexts, Meaning, Said, TimeUnit
+from headrace.spark.records import epoch_times
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError
 from headrace.spark.records.json_objects import ANY_TEXT, PlaceValues
 from headrace.spark.records.json_objects import leaf as json_leaf
@@ -106,12 +107,6 @@ def _joined(made: pa.Array, texts: Sequence[Any], json: _Convert) -> pa.Array:
     return made if not any(text is not None for text in texts) else pc.coalesce(made, json(texts))
 
 
-def _check_between(numbers: pa.Array, least: int, most: int, why: str) -> None:
-    bounds = pc.min_max(numbers)
-    if bounds["min"].is_valid and not (least <= bounds["min"].as_py() and bounds["max"].as_py() <= most):
-        raise ValueError(why)
-
-
 def _without_z(texts: Sequence[Any]) -> list[Any]:
     return [text.removesuffix("Z") if type(text) is str else None for text in texts]
 
@@ -136,24 +131,18 @@ def _floats(values: Sequence[Any], *, kind: Any, json: PlaceValues) -> pa.Array:
     )
 
 
-def _days(numbers: pa.Array) -> pa.Array:
-    first, last = YEARS_1_TO_9999
-    _check_between(numbers, first // _SECONDS_A_DAY, last // _SECONDS_A_DAY, "the year is not 1 to 9999")
-    return numbers.cast(pa.int32()).cast(pa.date32())
-
-
 def _dates(values: Sequence[Any], *, kind: Any, json: PlaceValues) -> pa.Array:
     numbers, texts = _split(values)
     if numbers is None:
         return json.array(_without_z(texts))
-    return _joined(_days(numbers).cast(kind), texts, lambda given: json.array(_without_z(given)))
+    return _joined(epoch_times.dates(numbers, kind), texts, lambda given: json.array(_without_z(given)))
 
 
 def _moments(numbers: pa.Array, per_second: int) -> pa.Array:
     """Times of no zone, in the unit of the numbers."""
     first, last = YEARS_1_TO_9999
     if per_second != PER_SECOND["nanoseconds"]:
-        _check_between(numbers, first * per_second, (last + 1) * per_second - 1, "the year is not 1 to 9999")
+        epoch_times.check_between(numbers, first * per_second, (last + 1) * per_second - 1, "the year is not 1 to 9999")
     return numbers.cast(pa.timestamp(_UNITS[per_second]))
 
 
@@ -197,7 +186,7 @@ def _no_unit(said: Said | None) -> str:
 
 
 def _of_day(numbers: pa.Array, per_second: int) -> pa.Array:
-    _check_between(numbers, 0, _SECONDS_A_DAY * per_second - 1, "no time of a day")
+    epoch_times.check_between(numbers, 0, _SECONDS_A_DAY * per_second - 1, "no time of a day")
     unit = _UNITS[per_second]
     return numbers.cast(pa.int32()).cast(pa.time32("ms")) if unit == "ms" else numbers.cast(pa.time64(unit))
 
@@ -226,7 +215,7 @@ def _texts(values: Sequence[Any], *, said: Said | None) -> pa.Array:
 
 
 _AS_TEXT: Mapping[Meaning, Callable[..., pa.Array]] = {
-    Meaning.DATE: lambda numbers, per_second: _days(numbers).cast(pa.string()),  # noqa: ARG005
+    Meaning.DATE: lambda numbers, per_second: epoch_times.dates(numbers, pa.date32()).cast(pa.string()),  # noqa: ARG005
     Meaning.TIME_OF_DAY: lambda numbers, per_second: _of_day(numbers, per_second).cast(pa.string()),
     Meaning.TIME: lambda numbers, per_second: pc.strftime(_moments(numbers, per_second), format="%Y-%m-%dT%H:%M:%S"),
 }
