@@ -168,8 +168,11 @@ class Registry:
 
     def _raise(self, what: str, error: Exception) -> NoReturn:
         from confluent_kafka.schema_registry import SchemaRegistryError
+        from confluent_kafka.schema_registry.error import OAuthTokenError
 
         where = f"the schema registry of connection {self.connection_id!r} ({self.url})"
+        if isinstance(error, OAuthTokenError):
+            self._raise_no_token(error.__context__ or error)
         if not isinstance(error, SchemaRegistryError):
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if isinstance(error, ValueError):
@@ -211,6 +214,23 @@ class Registry:
         raise RegistryUnavailableError(
             f"{where[0].upper()}{where[1:]} answered the question for {what} with HTTP {status}: {said}.",
             remedy="The batch is tried again. The registry's own log has the cause.",
+        ) from error
+
+    def _raise_no_token(self, error: BaseException) -> NoReturn:
+        """The client names neither the login server nor whether it refused: what it met first says so."""
+        from authlib.common.errors import AuthlibBaseError
+
+        where = f"The login server {self._config['bearer.auth.issuer.endpoint.url']}"
+        named = f"the schema registry's connection {self.connection_id!r}"
+        if isinstance(error, AuthlibBaseError):
+            raise RegistryRefusedError(
+                f"{where} of {named} gives no token: {str(error)[:300]}.",
+                remedy="Correct oauth_client_id, oauth_client_secret and oauth_scope; the batch is tried again.",
+            ) from error
+        raise RegistryUnavailableError(
+            f"{where} of {named} gives no answer with a token: {type(error).__name__}: {str(error)[:300]}.",
+            remedy="The batch is tried again. Look whether the server can be reached from Spark's hosts too. Its "
+            "certificate must be of an authority that the system, or SSL_CERT_FILE, names.",
         ) from error
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
 import json
 import subprocess
-import threading
 import time
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import parse_qs
 
-import jwt
 import requests
 from confluent_kafka.admin import (
     AclBinding,
@@ -28,10 +21,8 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
+from tests.support.certificates import write_certificate
+from tests.support.token_server import AUDIENCE, CLIENT_ID, CLIENT_SECRET, TokenServer
 
 from headrace.devstack.jars import find_java
 from headrace.devstack.kafka import KafkaServer
@@ -42,68 +33,6 @@ PASSWORD = "correct horse battery staple"
 STORE_PASSWORD = "changeit"
 PLAIN_USER = "plain-headrace"
 CERTIFICATE_USER = "CN=certified-headrace"
-CLIENT_ID = "token-headrace"
-CLIENT_SECRET = "a secret of the client"
-AUDIENCE = "kafka-brokers"
-KEY_ID = "first"
-
-
-class TokenServer:
-    """Issues signed tokens to a client that has its secret (OAuth's client credentials), and says how to check them."""
-
-    def __init__(self) -> None:
-        self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        self.life_seconds = 300.0
-        self.asked: list[dict[str, str]] = []
-        """The form of each request, with the header ``Authorization``."""
-        handler = type("_Handler", (_TokenHandler,), {"tokens": self})
-        self._server = ThreadingHTTPServer((LOOPBACK, 0), handler)
-        self.url = f"http://{LOOPBACK}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def token(self, key: Any = None, **claims: Any) -> tuple[str, float]:
-        """A token and when it ends, in seconds since the epoch."""
-        now = time.time()
-        ends_at = now + self.life_seconds
-        given = {"sub": CLIENT_ID, "iss": self.url, "aud": AUDIENCE, "scope": "kafka", "iat": now, "exp": ends_at}
-        return jwt.encode({**given, **claims}, key or self.key, algorithm="RS256", headers={"kid": KEY_ID}), ends_at
-
-    def keys(self) -> dict[str, Any]:
-        public = jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
-        return {"keys": [{**public, "kid": KEY_ID, "use": "sig", "alg": "RS256"}]}
-
-
-class _TokenHandler(BaseHTTPRequestHandler):
-    tokens: ClassVar[TokenServer]
-
-    def do_GET(self) -> None:
-        self._answer(200, self.tokens.keys())
-
-    def do_POST(self) -> None:
-        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-        authorization = str(self.headers["Authorization"])
-        self.tokens.asked.append({name: values[0] for name, values in form.items()} | {"Authorization": authorization})
-        known = base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
-        if authorization != f"Basic {known}":
-            self._answer(401, {"error": "invalid_client", "error_description": "the client is not known"})
-            return
-        token, ends_at = self.tokens.token()
-        self._answer(200, {"access_token": token, "expires_in": int(ends_at - time.time()), "token_type": "Bearer"})
-
-    def _answer(self, status: int, answer: dict[str, Any]) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 class SecureKafka:
@@ -118,7 +47,7 @@ class SecureKafka:
         self.certificate = folder / "client.pem"
         self.key = folder / "client.key"
         self._make_certificate()
-        self._make_client_certificate()
+        write_certificate(self.certificate, self.key, CERTIFICATE_USER.removeprefix("CN="))
         ports: list[int] = []
         for _ in range(5):
             ports.append(free_port(ports))
@@ -139,28 +68,6 @@ class SecureKafka:
         subprocess.run([keytool, *made], check=True, capture_output=True)
         subprocess.run(
             [keytool, "-exportcert", "-rfc", *common, "-file", str(self.ca)], check=True, capture_output=True
-        )
-
-    def _make_client_certificate(self) -> None:
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CERTIFICATE_USER.removeprefix("CN="))])
-        now = datetime.datetime.now(datetime.UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(1)
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=2))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        self.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
         )
 
     def _properties(self, plain: int, controller: int) -> dict[str, str]:

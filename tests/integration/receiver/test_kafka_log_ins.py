@@ -19,14 +19,13 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.integration.receiver.secure_kafka import (
     CERTIFICATE_USER,
-    CLIENT_ID,
-    CLIENT_SECRET,
     PASSWORD,
     PLAIN_USER,
     USER,
     SecureKafka,
     token_by_http,
 )
+from tests.support.token_server import CLIENT_ID, CLIENT_SECRET
 
 from headrace.blocks import TopicPartition
 from headrace.checks.connecting import check_part
