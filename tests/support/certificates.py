@@ -33,6 +33,4 @@ def write_certificate(certificate_file: Path, key_file: Path, common_name: str) 
     )
     certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     unencrypted = serialization.NoEncryption()
-    key_file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, unencrypted)
-    )
+    key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, unencrypted))

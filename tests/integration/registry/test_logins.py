@@ -68,9 +68,7 @@ class Gateway:
             context.load_verify_locations(self.certificate)
         self._server = ThreadingHTTPServer((LOOPBACK, 0), type("_Handler", (_Handler,), {"gateway": self}))
         # Not at the accept: a client that does not trust the server would hold it up.
-        self._server.socket = context.wrap_socket(
-            self._server.socket, server_side=True, do_handshake_on_connect=False
-        )
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.url = f"https://{LOOPBACK}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
