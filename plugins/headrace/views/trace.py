@@ -355,7 +355,7 @@ def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
     if isinstance(ids, ColumnIds):
         return None, f"the id of its document is made of {', '.join(ids.columns)}, which the transform gives"
     if isinstance(ids, KeyIds):
-        if all(source.key_decoder.column in ("BINARY", "STRING") for source in asked.stream.inputs):
+        if _ids_are_keys(asked.stream):
             return _key_id(asked.record)
         return asked.document_id, "the id of its document is made of the decoded key: give the id"
     partition = position.partition
@@ -365,6 +365,11 @@ def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
     if asked.document_id is not None and asked.document_id.startswith(f"{id_}~"):
         return asked.document_id, ""
     return None, f"the ids of its documents are {id_}~ and the values of {', '.join(ids.rows)}: give a whole id"
+
+
+def _ids_are_keys(stream: Stream) -> bool:
+    """Whether a document's id by key is the bytes of the key. What else a decoder makes of a key, only Spark knows."""
+    return all(source.key_decoder.column in ("BINARY", "STRING") for source in stream.inputs)
 
 
 def _key_id(record: Record | None) -> tuple[str | None, str]:
@@ -543,6 +548,8 @@ def record_of_document(
 ) -> Coordinates:
     """Find the record of a document whose id is the record's key, by the document's version, which is its offset.
 
+    What a decoder made of a key is not compared: then the record is known if only one has this offset.
+
     Raises:
         UnknownRecordError: there is no such document, or its version is not an offset.
         ElasticsearchUnavailableError, ElasticsearchRefusedError: the index cannot be asked.
@@ -558,13 +565,15 @@ def record_of_document(
         if document.version is None:
             tried.append(f"{output.index} has no document {document_id!r}")
             continue
-        coordinates = _with_key(context, document_id.encode(), document.version, environ)
-        if coordinates is not None:
-            return coordinates
-        tried.append(
-            f"the document in {output.index} has version {document.version}, and no record with this offset and key "
-            "can be read"
-        )
+        held = list(_of_document(context, document_id, document.version, environ))
+        if len(held) == 1:
+            return held[0]
+        named = f"the document in {output.index} has version {document.version}"
+        if not held:
+            tried.append(f"{named}, and no record with this offset and key can be read")
+            continue
+        records = ", ".join(f"{place.topic} {place.partition} {place.offset}" for place in held)
+        tried.append(f"{named}, and its key is a decoded one: it may be of each record with this offset ({records})")
     reasons = "; ".join(tried) or "no output has ids by key"
     raise UnknownRecordError(
         f"Document {document_id!r} of stream {context.name!r} does not lead to a record: {reasons}.",
@@ -572,8 +581,11 @@ def record_of_document(
     )
 
 
-def _with_key(context: StreamContext, key: bytes, offset: int, environ: Mapping[str, str] | None) -> Coordinates | None:
-    reader = RecordReader(context, environ)
+def _of_document(
+    context: StreamContext, id_: str, offset: int, environ: Mapping[str, str] | None
+) -> Iterator[Coordinates]:
+    """The record at this offset whose key is the id; with decoded keys, all records at the offset that have a key."""
+    reader, ids_are_keys = RecordReader(context, environ), _ids_are_keys(context.stream)
     rows = [row for row in context.ledger.positions.all(context.name) if offset < row.next_offset]
     for row in rows[:_MAX_CANDIDATES]:
         position = RecordPosition(row.input_id, row.partition, offset)
@@ -582,7 +594,9 @@ def _with_key(context: StreamContext, key: bytes, offset: int, environ: Mapping[
             record = reader.read(position, block)
         except HeadraceError:
             continue
-        if record is not None and record.key == key:
-            partition = row.partition
-            return Coordinates(partition.topic, partition.partition, offset, partition.incarnation)
-    return None
+        if record is None or (record.key != id_.encode() if ids_are_keys else not record.key):
+            continue
+        partition = row.partition
+        yield Coordinates(partition.topic, partition.partition, offset, partition.incarnation)
+        if ids_are_keys:
+            return

@@ -58,6 +58,8 @@ class Shop:
         self.receiver = ReceiverId(STREAM, INPUT, 0)
         self.topic_id, self.incarnation, self.partitions = "id-1", 1, 2
         self.positions: dict[int, int] = {}
+        self.key: bytes | None = None
+        """The key of the next records."""
         self.new_job()
 
     def register(self) -> None:
@@ -104,7 +106,7 @@ class Shop:
         )
         offsets = [(r.partition.partition, r.from_offset + index) for r in ranges for index in range(r.records)]
         columns: dict[str, list[Any]] = {
-            "key": [None] * len(offsets),
+            "key": [self.key] * len(offsets),
             "value": [b"%d" % offset for _, offset in offsets],
             "topic": ["clicks"] * len(offsets),
             "partition": [number for number, _ in offsets],

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.fsck.conftest import INTERVAL_MS, START_MS, STREAM, TIMES, Shop
+from tests.unit.fsck.conftest import INPUT, INTERVAL_MS, START_MS, STREAM, TIMES, Shop
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.stream import ElasticsearchOutput, KeyIds, ParquetOutput
+from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, ParquetOutput
 from headrace.stream.outputs import ColumnIds
 from headrace.views import trace_location
-from headrace.views.trace import trace_document, trace_record
+from headrace.views.trace import DocumentLookup, trace_document, trace_record
 from headrace.views.trace_location import Coordinates
 from headrace.views.trace_records import RecordReader
-from headrace.views.traced import Outcome, RecordState, RecordTrace, UnknownRecordError
+from headrace.views.traced import Outcome, RecordState, RecordTrace, TracedDocument, UnknownRecordError
 
 
 def trace(shop: Shop, offset: int, *, partition: int = 0, incarnation: int | None = None) -> RecordTrace:
@@ -372,6 +372,34 @@ def test_an_id_without_a_record_says_which_form_is_needed(make_shop: Any) -> Non
     by_field = ElasticsearchOutput(hosts=url, index="a", transform="m:f", document_ids=KeyIds(version_from="n"))
     assert "versions in a are those of 'n'" in refused(make_shop(outputs=by_field), "cup")
     assert "no Elasticsearch output" in refused(make_shop(), "clicks+0+1")
+
+
+def test_a_document_of_a_decoded_key_has_the_record_of_its_offset(
+    make_shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only Spark can say which key made the id, so two records with this offset are both named."""
+    source = KafkaInput(
+        id=INPUT, bootstrap_servers="127.0.0.1:1", topics=INPUT, key_decoder=JsonDecoder(fields="id LONG")
+    )
+    output = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="a", document_ids=KeyIds())
+    shop: Shop = make_shop(inputs=source, outputs=output)
+    shop.key = b'{"id": 7}'
+    shop.store({0: 3, 1: 2})
+    take(shop)
+    shop.complete(TIMES[0])
+
+    def found(_: Any, index: str, id_: str) -> TracedDocument:
+        return TracedDocument(index=index, id=id_, found=True, version=version, same=None, source=None)
+
+    monkeypatch.setattr(DocumentLookup, "document", found)
+    monkeypatch.setattr(DocumentLookup, "letters", lambda *_: ())
+    version = 2
+    traced = trace_document(shop.context, "7")
+    assert (traced.position.partition.partition, traced.position.offset) == (0, 2)
+    assert traced.outputs[0].outcome is Outcome.DOCUMENT
+    version = 1
+    with pytest.raises(UnknownRecordError, match=r"is a decoded one: .*\(clicks 0 1, clicks 1 1\)"):
+        trace_document(shop.context, "7")
 
 
 def test_two_inputs_of_one_topic_are_told_apart_by_the_input(make_shop: Any) -> None:
