@@ -24,10 +24,10 @@ from google.protobuf import message_factory
 from tests.support.protobuf_examples import arrow_of
 
 from headrace.formats.protobuf_schema import descriptor_pool, descriptor_set, read_schema
-from headrace.spark.records.avro_values import AvroValues
+from headrace.spark.records.avro.values import AvroValues
 from headrace.spark.records.framed_values import ValuesOfSchema
 from headrace.spark.records.json_objects import JsonObjects
-from headrace.spark.records.protobuf_values import ProtobufValues
+from headrace.spark.records.protobuf.values import ProtobufValues
 from headrace.stream import ProtobufDecoder
 
 PROTOBUF = """syntax = "proto3";

@@ -34,7 +34,7 @@ class Pairs:
         self._random = random.Random(seed)
         self._names = 0
         self._alike = self._chance(0.6)
-        """Whether the two differ only in what `headrace.spark.records.avro_resolution` takes."""
+        """Whether the two differ only in what `headrace.spark.records.avro.resolution` takes."""
 
     def record(self, depth: int = 3) -> tuple[Any, Any]:
         name, fields = self._name("R"), range(self._random.randrange(1, 5))

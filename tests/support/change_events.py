@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.formats.change_events import SOURCE
-from headrace.spark.records.change_events import ChangeEvents
+from headrace.spark.records.events.change_events import ChangeEvents
 
 UNAVAILABLE = "__debezium_unavailable_value"
 ORDERS = pa.struct([("id", pa.int32()), ("name", pa.string())])

@@ -5,7 +5,7 @@ are added, promotions, enum defaults, unions by their first member that fits; as
 type goes before others. Beyond them: a logical type that only one schema has is the reader's choice, and times become
 finer where the reader's are.
 
-Values are those that `headrace.spark.records.avro_values` reads: an enum is the number of its symbol, and a
+Values are those that `headrace.spark.records.avro.values` reads: an enum is the number of its symbol, and a
 value of a union with a column for each member is {number of the member among those not null: its value}.
 """
 

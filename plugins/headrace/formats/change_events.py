@@ -1,6 +1,6 @@
 """Debezium's change events: the columns that are made of them, and what Connect's schemas say of a value.
 
-It needs no library. Spark's tasks turn the values by it (``headrace.spark.records.change_events``).
+It needs no library. Spark's tasks turn the values by it (``headrace.spark.records.events.change_events``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ DELETED = "d"
 TRUNCATED = "t"
 MESSAGE = "m"
 """A message that an application wrote into the database's log (``pg_logical_emit_message``)."""
+OPERATIONS = ROW_OPERATIONS | {DELETED, TRUNCATED, MESSAGE}
 HEARTBEAT, SCHEMA_CHANGE, TRANSACTION = "heartbeat", "schema_change", "transaction"
 """What headrace names the other events that Debezium may send to the topic of a table."""
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class _OfDebezium(DecoderDefinition):
     """What the decoders of change events and of their keys have in common."""
 
-    decodes: ClassVar[str | None] = "headrace.spark.records.change_events:ChangeEvents"
+    decodes: ClassVar[str | None] = "headrace.spark.records.events.change_events:ChangeEvents"
 
     times: TimeUnit | None = Field(
         default=None,

@@ -174,7 +174,7 @@ class AvroDecoder(SchemaDecoder):
     Avro's JSON. docs/types.md says what each of Avro's types becomes. Hosts of Spark need the extra ``registry``.
     """
 
-    of: ClassVar[str] = "headrace.spark.records.avro_values:AvroValues"
+    of: ClassVar[str] = "headrace.spark.records.avro.values:AvroValues"
     format: ClassVar[str] = "AVRO"
 
     kind: Literal["avro"] = "avro"
@@ -208,7 +208,7 @@ class ProtobufDecoder(SchemaDecoder):
     types becomes. Hosts of Spark need the extra ``registry``.
     """
 
-    of: ClassVar[str] = "headrace.spark.records.protobuf_values:values_of"
+    of: ClassVar[str] = "headrace.spark.records.protobuf.values:values_of"
     format: ClassVar[str] = "PROTOBUF"
 
     kind: Literal["protobuf"] = "protobuf"

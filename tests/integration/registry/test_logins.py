@@ -130,7 +130,7 @@ def test_a_certificate(open_gateway: Any, ask: Any, schema_id: int) -> None:
     gateway = open_gateway(client_certificate=True)
     by_certificate = {"client_cert": str(gateway.certificate), "client_key": str(gateway.key)}
     assert ask(gateway, **by_certificate).schema(schema_id).format == "AVRO"
-    with pytest.raises(RegistryUnavailableError, match="(?i)certificate required"):
+    with pytest.raises(RegistryUnavailableError, match=r"(?i)certificate required"):
         ask(gateway).schema(schema_id)
 
 
@@ -169,7 +169,7 @@ def test_a_token_of_a_login_server(open_gateway: Any, ask: Any, schema_id: int, 
 
 def test_a_login_server_that_refuses(open_gateway: Any, ask: Any, schema_id: int, tokens: TokenServer) -> None:
     oauth = {"oauth_token_url": f"{tokens.url}/token", "oauth_client_id": CLIENT_ID}
-    with pytest.raises(RegistryRefusedError, match="gives no token: .*the client is not known") as refused:
+    with pytest.raises(RegistryRefusedError, match=r"gives no token: .*the client is not known") as refused:
         ask(open_gateway(), **oauth, oauth_client_secret="not the secret").schema(schema_id)
     assert "not the secret" not in str(refused.value)
     assert f"{tokens.url}/token" in str(refused.value)
@@ -197,7 +197,7 @@ def test_a_login_server_of_a_private_authority(
     }
     gateway = open_gateway()
     try:
-        with pytest.raises(RegistryUnavailableError, match="certificate verify failed.*SSL_CERT_FILE"):
+        with pytest.raises(RegistryUnavailableError, match=r"certificate verify failed.*SSL_CERT_FILE"):
             ask(gateway, **oauth).schema(schema_id)
         monkeypatch.setenv("SSL_CERT_FILE", str(ca))
         # The client of these settings was made without the variable, as in a process that had it not.

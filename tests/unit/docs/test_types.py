@@ -19,7 +19,7 @@ from headrace.formats.avro_schema import AvroKind, read_schema
 from headrace.formats.json_schema import JsonKind
 from headrace.formats.protobuf_schema import ProtoKind
 from headrace.formats.schema_text import SchemaText
-from headrace.spark.records.decoded_events import arrow_type
+from headrace.spark.records.events.decoded_events import arrow_type
 from headrace.stream.ddl import type_tree
 
 PAGE = Path(__file__).parents[3] / "docs" / "types.md"

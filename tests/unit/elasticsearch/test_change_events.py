@@ -21,7 +21,7 @@ from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy, TruncatePolicy
 from headrace.elasticsearch.truncate import delete_ids
 from headrace.spark.outputs.held_deletions import HeldDeletions, only_deletions
-from headrace.spark.records.change_events import ChangeEvents
+from headrace.spark.records.events.change_events import ChangeEvents
 
 KEY = pa.struct([("id", pa.int32())])
 ROW = pa.struct([("id", pa.int32()), ("name", pa.string())])

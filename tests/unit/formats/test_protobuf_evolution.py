@@ -11,7 +11,7 @@ from tests.support.protobuf_examples import arrow_of, compiled, serialized
 
 from headrace.formats.protobuf_evolution import differences
 from headrace.formats.protobuf_schema import read_like, read_schema
-from headrace.spark.records.protobuf_values import ProtobufValues
+from headrace.spark.records.protobuf.values import ProtobufValues
 
 ORDER = "shop.Order"
 NESTED = "message A { int32 n = 1; string s = 2; }"

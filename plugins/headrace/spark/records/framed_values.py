@@ -25,7 +25,7 @@ _FORMAT_NAMES = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON Schema"}
 
 
 class ValuesOfSchema(Protocol):
-    """Decodes values of one schema, such as `headrace.spark.records.avro_values.AvroValues`."""
+    """Decodes values of one schema, such as `headrace.spark.records.avro.values.AvroValues`."""
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """As `headrace.spark.records.decoding.ColumnDecoder.decode`."""

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.support.avro_examples import ENUM, VALUES, arrow_of, encoded, fixed, logical, record
 
 from headrace.formats.avro_schema import AvroSchemaError, read_schema
-from headrace.spark.records.avro_columns import AvroColumns
-from headrace.spark.records.avro_scan import NotScannedError
-from headrace.spark.records.avro_values import AvroValues
+from headrace.spark.records.avro.columns import AvroColumns
+from headrace.spark.records.avro.scan import NotScannedError
+from headrace.spark.records.avro.values import AvroValues
 
 MANY = 300
 """Values of a batch, which are enough to be decoded together."""

@@ -12,8 +12,8 @@ from tests.support.avro_examples import record
 from tests.unit.spark.records.test_avro_columns import Schemas
 
 from headrace.formats.avro_schema import AvroSchemaError, read_schema
-from headrace.spark.records.avro_damage import AvroDamage, DamagedError
-from headrace.spark.records.avro_scan import AvroScan
+from headrace.spark.records.avro.damage import AvroDamage, DamagedError
+from headrace.spark.records.avro.scan import AvroScan
 
 MANY = 100
 

@@ -19,7 +19,7 @@ from tests.unit.spark.records.test_avro_columns import Schemas
 from headrace.formats.avro_references import joined
 from headrace.formats.avro_schema import read_schema
 from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
-from headrace.spark.records.avro_values import AvroValues
+from headrace.spark.records.avro.values import AvroValues
 
 UTC = datetime.UTC
 _MANY = 300

@@ -25,7 +25,7 @@ from tests.support.avro_examples import (
 )
 
 from headrace.formats.avro_schema import read_schema
-from headrace.spark.records.avro_values import AvroValues
+from headrace.spark.records.avro.values import AvroValues
 
 UTC = datetime.UTC
 

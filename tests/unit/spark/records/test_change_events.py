@@ -25,8 +25,8 @@ from tests.support.change_events import (
     with_schema,
 )
 
-from headrace.spark.records.change_events import ChangeEvents
-from headrace.spark.records.connect_values import well_known_text
+from headrace.spark.records.events.change_events import ChangeEvents
+from headrace.spark.records.events.connect_values import well_known_text
 
 ROW, NEW = {"id": 7, "name": "tea"}, {"id": 7, "name": "cup"}
 AT = datetime(2026, 1, 5, 12, 45, 0, 250_000, UTC)
@@ -486,7 +486,7 @@ class TestNoValueRaises:
         def fail(*_: Any) -> Any:
             raise OverflowError("too large")
 
-        monkeypatch.setattr("headrace.spark.records.change_events.text_of", fail)
+        monkeypatch.setattr("headrace.spark.records.events.event_reader.text_of", fail)
         made, refused = decode({**ROW, "__op": "c"}, event("c", None, ROW))
         assert (made[0], refused) == (None, {0: "no change event of the row: too large"})
 

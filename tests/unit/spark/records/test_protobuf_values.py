@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.protobuf_examples import AT, META, VALUES, arrow_of, compiled, message_class, serialized
 
 from headrace.formats.protobuf_schema import read_schema
-from headrace.spark.records.protobuf_values import ProtobufValues
+from headrace.spark.records.protobuf.values import ProtobufValues
 
 ORDER = "shop.Order"
 

@@ -15,7 +15,7 @@ from tests.support.avro_examples import encoded
 from tests.support.change_events import changes_of, decode
 
 from headrace.kept_values import KeptValues
-from headrace.spark.records.decoded_events import DecodedEvents, arrow_type
+from headrace.spark.records.events.decoded_events import DecodedEvents, arrow_type
 from headrace.stream import AvroDecoder, DebeziumDecoder
 from headrace.stream.ddl import type_tree
 

@@ -20,8 +20,8 @@ from headrace.formats.protobuf_evolution import differences
 from headrace.formats.protobuf_schema import ProtobufSchemaError, ProtoKind, message_at, read_like, read_schema
 from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
 from headrace.spark.records.exact_columns import UnfitError, unfit
-from headrace.spark.records.protobuf_columns import Convert, FieldColumn, Settings, conversion
-from headrace.spark.records.protobuf_messages import ArrowReader, MessageParser, raw_field, raw_values
+from headrace.spark.records.protobuf.columns import Convert, FieldColumn, Settings, conversion
+from headrace.spark.records.protobuf.messages import ArrowReader, MessageParser, raw_field, raw_values
 
 if TYPE_CHECKING:
     from headrace.formats.protobuf_schema import Enums, Nanoseconds, ProtoType, Unset

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.formats.avro_schema import AvroKind, AvroType
-from headrace.spark.records.avro_scan import NotScannedError
+from headrace.spark.records.avro.scan import NotScannedError
 
 _EXACTLY_WIDER = {
     ("int", AvroKind.LONG),

@@ -1,6 +1,6 @@
 """Values below Avro's logical types, as Arrow arrays of what they mean.
 
-Values are given as `headrace.spark.records.avro_values` reads them, with None where there is none: an enum's symbol is
+Values are given as `headrace.spark.records.avro.values` reads them, with None where there is none: an enum's symbol is
 its number. Numbers may be an array of numpy. Each function raises ValueError, an ArithmeticError, or an error of Arrow,
 if a value does not fit its type.
 """

@@ -28,10 +28,10 @@ from headrace.formats.avro_references import joined
 from headrace.formats.avro_schema import AvroKind, AvroSchemaError, AvroType, read_schema
 from headrace.formats.missing_library import LibraryMissingError
 from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
-from headrace.spark.records.avro_columns import AvroColumns, bytes_and_places, merged
-from headrace.spark.records.avro_conversions import CONVERSIONS, absent, decimal_texts
-from headrace.spark.records.avro_damage import AvroDamage, DamagedError
-from headrace.spark.records.avro_scan import AvroScan, NotScannedError
+from headrace.spark.records.avro.columns import AvroColumns, bytes_and_places, merged
+from headrace.spark.records.avro.conversions import CONVERSIONS, absent, decimal_texts
+from headrace.spark.records.avro.damage import AvroDamage, DamagedError
+from headrace.spark.records.avro.scan import AvroScan, NotScannedError
 from headrace.spark.records.exact_columns import UnfitError, element_offsets, unfit
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.formats.change_events import DELETED, ROW_OPERATIONS
-from headrace.spark.records.change_events import OPERATIONS, SOURCE_FIELDS, UNKNOWN_OPERATION
-from headrace.spark.records.event_columns import columns_of_source, connector_of, refuse_unsent
+from headrace.formats.change_events import DELETED, OPERATIONS, ROW_OPERATIONS
+from headrace.spark.records.events.event_columns import columns_of_source, connector_of, refuse_unsent
+from headrace.spark.records.events.event_reader import SOURCE_FIELDS, UNKNOWN_OPERATION
 
 _TRANSACTION = ("id", "total_order", "data_collection_order")
 
 
 class DecodedEvents:
-    """Decodes as `headrace.spark.records.change_events.ChangeEvents` does, by the decoder of another format."""
+    """Decodes as `headrace.spark.records.events.change_events.ChangeEvents` does, by the decoder of another format."""
 
     def __init__(
         self, column: pa.StructType, *, time_zone: str = "UTC", events: Mapping[str, Any], kept: Any = None

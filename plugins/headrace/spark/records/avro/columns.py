@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.formats.avro_schema import AvroKind, AvroType
-from headrace.spark.records.avro_conversions import CONVERSIONS, decimal_texts
-from headrace.spark.records.avro_resolution import check_resolves, default_of
-from headrace.spark.records.avro_scan import AvroScan, Branches, Lists, Mask, NotScannedError, Numbers, Scanned, Spans
+from headrace.spark.records.avro.conversions import CONVERSIONS, decimal_texts
+from headrace.spark.records.avro.resolution import check_resolves, default_of
+from headrace.spark.records.avro.scan import AvroScan, Branches, Lists, Mask, NotScannedError, Numbers, Scanned, Spans
 from headrace.spark.records.exact_columns import UnfitError
 
 _WIDEST_DECIMAL = 16

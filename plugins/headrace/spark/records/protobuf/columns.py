@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.formats.protobuf_schema import Enums, Nanoseconds, ProtoField, ProtoKind, ProtoType, Unset
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError
-from headrace.spark.records.protobuf_messages import raw_type
+from headrace.spark.records.protobuf.messages import raw_type
 
 _SHOWN_CHARACTERS = 60
 _NANOS = 1_000_000_000

@@ -1,0 +1,1 @@
+"""Values in Avro as Arrow's columns."""

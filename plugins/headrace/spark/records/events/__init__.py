@@ -1,0 +1,1 @@
+"""Change events of databases as Arrow's columns."""

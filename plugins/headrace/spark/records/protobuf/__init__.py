@@ -1,0 +1,1 @@
+"""Messages of Protobuf as Arrow's columns."""
