@@ -53,7 +53,7 @@ class ColumnDecoder(Protocol):
 
         ``columns`` are those that the definition `reads`. A null stays null, without a reason. A refused value is null
         in the array. A reason follows the words "the value is". It raises no error for a value: an error fails the
-        batch.
+        batch. Only at a MemoryError fewer values are tried, and one that raises it alone is refused.
         """
         ...
 
@@ -193,7 +193,9 @@ class RecordDecoding:
             reasons: list[str | None] = [None] * batch.num_rows
             for name, function in decode.items():
                 decoder = self.decoders[name]
-                decoded, refused = function(batch.column(name), **{read: batch.column(read) for read in decoder.reads})
+                decoded, refused = _decoded(
+                    function, batch.column(name), {read: batch.column(read) for read in decoder.reads}
+                )
                 for row, reason in {**_left_out(batch.column(name), decoded, refused), **refused}.items():
                     text = f"the {name} is {reason}"
                     reasons[row] = text if reasons[row] is None else f"{reasons[row]}; {text}"
@@ -218,6 +220,28 @@ class RecordDecoding:
         if reasons.null_count == batch.num_rows:
             return {raw: pa.nulls(batch.num_rows, pa.binary()) for raw in _RAW.values()}
         return {raw: pc.if_else(pc.is_valid(reasons), batch.column(name), None) for name, raw in _RAW.items()}
+
+
+def _decoded(
+    decode: Callable[..., tuple[pa.Array, dict[int, str]]], values: pa.Array, others: Mapping[str, pa.Array]
+) -> tuple[pa.Array, dict[int, str]]:
+    """What the decoder makes of the values, of all at once if they fit into memory."""
+    import pyarrow as pa
+
+    from headrace.spark.records.exact_columns import MOST_CELLS, TooManyCellsError
+
+    try:
+        return decode(values, **others)
+    except MemoryError as error:
+        if len(values) == 1:
+            nothing, _ = decode(pa.nulls(1, values.type), **others)
+            if isinstance(error, TooManyCellsError):
+                return nothing, {0: f"one whose lists have more than {MOST_CELLS:,} fields"}
+            return nothing, {0: "one that takes more memory than there is"}
+    half = len(values) // 2
+    first, refused = _decoded(decode, values[:half], {name: each[:half] for name, each in others.items()})
+    second, of_second = _decoded(decode, values[half:], {name: each[half:] for name, each in others.items()})
+    return pa.concat_arrays([first, second]), refused | {half + row: reason for row, reason in of_second.items()}
 
 
 def _left_out(values: pa.Array, decoded: pa.Array, refused: Mapping[int, str]) -> dict[int, str]:

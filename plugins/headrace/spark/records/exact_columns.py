@@ -1,8 +1,11 @@
-"""Columns in which every value fits its type exactly: how those that do not are found, and where lists begin."""
+"""Columns in which every value fits its type exactly: how those that do not are found, where lists begin, and how many
+elements they may have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +17,41 @@ YEARS_1_TO_9999 = (-62_135_596_800, 253_402_300_799)
 
 class UnfitError(Exception):
     """A value does not fit its type exactly; the text names both, and the place."""
+
+
+MOST_CELLS = 20_000_000
+"""An element of a list may have no byte for each of its fields, and has a cell of 8 bytes and more for each in columns:
+a record of a megabyte could take gigabytes."""
+
+
+class TooManyCellsError(MemoryError):
+    """The values have lists of so many elements that their columns would take too much memory. Fewer values may do."""
+
+
+@lru_cache(maxsize=256)
+def cells_of_element(kind: pa.DataType) -> int:
+    """The cells in columns that an element of a type has; of a list in it, only its own."""
+    if pa.types.is_struct(kind):
+        return max(1, sum(cells_of_element(field.type) for field in kind))
+    return 1
+
+
+@lru_cache(maxsize=256)
+def widest_element(kind: pa.DataType) -> int:
+    """The most cells that an element of a list or map in the type has; 0 if there is none."""
+    if pa.types.is_struct(kind):
+        return max((widest_element(field.type) for field in kind), default=0)
+    if pa.types.is_list(kind):
+        return max(cells_of_element(kind.value_type), widest_element(kind.value_type))
+    if pa.types.is_map(kind):
+        return max(1 + cells_of_element(kind.item_type), widest_element(kind.item_type))
+    return 0
+
+
+def check_cells(elements: int, cells_of_each: int) -> None:
+    """Raise TooManyCellsError if so many elements of lists are too many."""
+    if elements * cells_of_each > MOST_CELLS:
+        raise TooManyCellsError
 
 
 class ExactColumn(Protocol):

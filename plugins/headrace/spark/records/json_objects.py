@@ -23,7 +23,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.records.exact_columns import YEARS_1_TO_9999, UnfitError, element_offsets, unfit
+from headrace.spark.records.exact_columns import (
+    MOST_CELLS,
+    YEARS_1_TO_9999,
+    UnfitError,
+    check_cells,
+    element_offsets,
+    unfit,
+    widest_element,
+)
 
 # msgspec checks the nesting by Python's limit of recursion.
 REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -44,6 +52,7 @@ class JsonObjects:
     ) -> None:
         """``own``: the places that are not converted by the table."""
         self._wanted = f"no JSON object of {fields}" if fields else "no such JSON object"
+        self._kind = kind
         self._objects = Objects(kind, "$", partial(leaf, time_zone=time_zone), own)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self._objects.strict).decode
         self._decode_texts: Callable[[bytes], Any] | None = None
@@ -53,8 +62,9 @@ class JsonObjects:
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """The structs of binary ``values``, and the reasons by row of those that are refused, which are null.
 
-        A null stays null, without a reason.
+        A null stays null, without a reason. Raises TooManyCellsError.
         """
+        check_objects(values, self._kind)
         texts = values.to_pylist()
         refused = not_utf8(values)
         objects: list[Any] = []
@@ -91,6 +101,32 @@ class JsonObjects:
                 refused.setdefault(row, str(error))
                 objects[row] = None
         return self._objects.array(objects)
+
+
+_SHORTEST_OBJECT = 3
+"""Bytes of an empty object with a comma."""
+
+
+def check_objects(values: pa.Array, kind: pa.DataType) -> None:
+    """Raise TooManyCellsError if binary ``values`` have more objects in lists than msgspec's objects of the columns,
+    which have a place for each field, fit into memory for."""
+    widest = widest_element(kind)
+    if len(values) == 0 or (pc.sum(pc.binary_length(values)).as_py() or 0) // _SHORTEST_OBJECT * widest <= MOST_CELLS:
+        return
+    braces = pc.sum(pc.count_substring(values, "{")).as_py()
+    if len(values) == 1 and braces * widest > MOST_CELLS:
+        # Braces may be in texts. With several values, each will be asked for by itself.
+        try:
+            braces = _objects_in(msgspec.json.decode(values[0].as_py()))
+        except REFUSED:
+            return
+    check_cells(braces, widest)
+
+
+def _objects_in(parsed: Any) -> int:
+    if isinstance(parsed, dict):
+        return 1 + sum(map(_objects_in, parsed.values()))
+    return sum(map(_objects_in, parsed)) if isinstance(parsed, list) else 0
 
 
 class Utf8Texts:
@@ -267,11 +303,13 @@ class _Lists:
 
     def __init__(self, kind: Any, element: PlaceValues) -> None:
         self._kind, self._element = kind, element
+        self._cells = widest_element(kind)
         self.strict = list[element.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if element.loose is element.strict else list[_inner(element)] | None  # type: ignore[misc]
 
     def array(self, values: Sequence[Any]) -> pa.Array:
         flat = list(chain.from_iterable(value for value in values if value is not None))
+        check_cells(len(flat), self._cells)
         return pa.ListArray.from_arrays(element_offsets(values), self._element.array(flat), type=self._kind)
 
 
@@ -280,11 +318,13 @@ class _Maps:
 
     def __init__(self, kind: Any, item: PlaceValues) -> None:
         self._kind, self._item = kind, item
+        self._cells = widest_element(kind)
         self.strict = dict[str, item.strict] | None  # type: ignore[name-defined]
         self.loose = self.strict if item.loose is item.strict else dict[str, _inner(item)] | None  # type: ignore[misc]
 
     def array(self, values: Sequence[Any]) -> pa.Array:
         held = [value for value in values if value is not None]
+        check_cells(sum(map(len, held)), self._cells)
         keys = pa.array(list(chain.from_iterable(held)), pa.string())
         items = self._item.array(list(chain.from_iterable(value.values() for value in held)))
         return pa.MapArray.from_arrays(element_offsets(values), keys, items, self._kind)

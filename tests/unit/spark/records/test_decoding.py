@@ -15,6 +15,7 @@ from tests.support.records import make_block
 
 from headrace.spark.records.arrow_types import arrow_schema
 from headrace.spark.records.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
+from headrace.spark.records.exact_columns import TooManyCellsError
 from headrace.spark.records.record_columns import RECORD_SCHEMA, own_columns, record_mark
 from headrace.spark.records.wal_source import to_spark
 
@@ -114,3 +115,32 @@ def test_columns_beside_a_value_are_the_records_own() -> None:
     assert "op" in own_columns(decoding.schema)
     (batch,) = replace(decoding, keep_bytes=None).run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
     assert batch.column("value").to_pylist() == [b"c", b"d", None]
+
+
+class LimitedMemory:
+    """A decoder that has no memory for more than two values, nor for a big one; or too little for its lists."""
+
+    def __init__(self, kind: pa.DataType, *, time_zone: str) -> None:
+        self._kind = kind
+
+    def decode(self, values: pa.Array, *, headers: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        given = values.to_pylist()
+        assert len(headers) == len(given)
+        if len(given) > 2 or b"big" in given:
+            raise MemoryError
+        if b"wide" in given:
+            raise TooManyCellsError
+        texts = [None if value in (None, b"bad") else value.decode() for value in given]
+        return pa.array(texts, self._kind), {row: "bad" for row, value in enumerate(given) if value == b"bad"}
+
+
+def test_only_a_record_that_takes_too_much_memory_is_refused() -> None:
+    values = [b"a", b"bad", b"big", b"b", b"wide", None, b"c"]
+    block, _ = make_block(values, from_offset=0)
+    decoders = {"value": TaskDecoder(f"{__name__}:LimitedMemory", StringType(), {}, reads=("headers",))}
+    (batch,) = RecordDecoding(decoders, "UTC").run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
+    assert batch.column("value").to_pylist() == ["a", None, None, "b", None, None, "c"]
+    reasons = batch.column("undecodable_reason").to_pylist()
+    assert [row for row, reason in enumerate(reasons) if reason is not None] == [1, 2, 4]
+    assert "takes more memory than there is" in reasons[2]
+    assert "lists have more than 20,000,000 fields" in reasons[4]

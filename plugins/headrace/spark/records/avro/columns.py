@@ -17,7 +17,7 @@ from headrace.formats.avro_schema import AvroKind, AvroType
 from headrace.spark.records.avro.conversions import CONVERSIONS, decimal_texts
 from headrace.spark.records.avro.resolution import check_resolves, default_of
 from headrace.spark.records.avro.scan import AvroScan, Branches, Lists, Mask, NotScannedError, Numbers, Scanned, Spans
-from headrace.spark.records.exact_columns import UnfitError
+from headrace.spark.records.exact_columns import UnfitError, check_cells, widest_element
 
 _WIDEST_DECIMAL = 16
 """Bytes of an unscaled number in Arrow's decimal128."""
@@ -132,6 +132,7 @@ class _Arrays:
         offsets = np.zeros(len(found.counts) + 1, np.int32)
         np.cumsum(found.counts, out=offsets[1:])
         part = made.parts[0][1]
+        check_cells(len(found.order), widest_element(kind))
         if made.kind is AvroKind.ARRAY:
             elements = _in_order(self._array(part, kind.value_type, found.child, len(found.order)), found.order)
             return pa.ListArray.from_arrays(pa.array(offsets), elements, type=kind)

@@ -32,7 +32,14 @@ from headrace.spark.records.avro.columns import AvroColumns, bytes_and_places, m
 from headrace.spark.records.avro.conversions import CONVERSIONS, absent, decimal_texts
 from headrace.spark.records.avro.damage import AvroDamage, DamagedError
 from headrace.spark.records.avro.scan import AvroScan, NotScannedError
-from headrace.spark.records.exact_columns import UnfitError, element_offsets, unfit
+from headrace.spark.records.exact_columns import (
+    MOST_CELLS,
+    UnfitError,
+    check_cells,
+    element_offsets,
+    unfit,
+    widest_element,
+)
 
 if TYPE_CHECKING:
     from headrace.formats.avro_schema import Decimals
@@ -77,12 +84,16 @@ class AvroValues:
         self._wanted = f"no Avro value of {made.name or made.kind.value}"
         self._column = _column(made, column, "$", text=decimals == "text")
         self._columns = _columns(made, column, written, text=decimals == "text")
+        self._written, self._widest = written, widest_element(column)
         self._read = fastavro.schemaless_reader
         self._schema = _to_read(written)
         self._scan, self._damage = AvroScan(written.plain), AvroDamage(written.plain)
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-        """The values of binary ``values``, and the reasons by row of those that are refused, which are null."""
+        """The values of binary ``values``, and the reasons by row of those that are refused, which are null.
+
+        Raises TooManyCellsError.
+        """
         if self._columns is None or len(values) < _FEWEST_ROWS:
             return self._decode_each(values)
         there = pc.is_valid(values).to_numpy(zero_copy_only=False)
@@ -141,10 +152,27 @@ class AvroValues:
                 self._damage.check(value)
             if read is None:
                 raise ValueMisfitError("it is null")
-            return read if self._turn is None else self._turn(read)
+            if self._turn is None:
+                return read
+            if len(value) * self._widest > MOST_CELLS:
+                # Each element gets the fields that were added since.
+                check_cells(_elements(read, self._written), self._widest)
+            return self._turn(read)
         except (DamagedError, ValueMisfitError) as error:
             refused[row] = str(error)
             return None
+
+
+def _elements(read: Any, made: AvroType) -> int:
+    """The number of elements of all arrays and maps in a value that fastavro has read."""
+    if read is None or not made.parts:
+        return 0
+    if made.kind in (AvroKind.ARRAY, AvroKind.MAP):
+        held = read if made.kind is AvroKind.ARRAY else read.values()
+        return len(read) + sum(_elements(each, made.parts[0][1]) for each in held)
+    if made.kind is AvroKind.UNION:
+        return sum(_elements(each, made.parts[number][1]) for number, each in read.items())
+    return sum(_elements(read[name], part) for name, part in made.parts)
 
 
 def _writers(writer: str) -> str:
@@ -292,11 +320,13 @@ def _members(values: Sequence[Any], _: AvroType, fields: Sequence[pa.Field], bel
 
 def _arrays(values: Sequence[Any], kind: Any, element: _Column) -> pa.Array:
     flat = list(chain.from_iterable(value for value in values if value is not None))
+    check_cells(len(flat), widest_element(kind))
     return pa.ListArray.from_arrays(element_offsets(values), element.array(flat), type=kind)
 
 
 def _maps(values: Sequence[Any], kind: Any, item: _Column) -> pa.Array:
     held = [value for value in values if value is not None]
+    check_cells(sum(map(len, held)), widest_element(kind))
     keys = pa.array(list(chain.from_iterable(held)), pa.string())
     items = item.array(list(chain.from_iterable(value.values() for value in held)))
     return pa.MapArray.from_arrays(element_offsets(values), keys, items, kind)

@@ -15,7 +15,7 @@ from headrace.spark.records.events.connect_values import ConnectLeaf
 from headrace.spark.records.events.declared_rows import DeclaredRows
 from headrace.spark.records.events.event_columns import columns_of_source, refuse_unsent, transactions_of
 from headrace.spark.records.events.event_reader import NO_SOURCE, NOTHING, SOURCE_FIELDS, ChangeEvent, EventReader
-from headrace.spark.records.json_objects import not_utf8
+from headrace.spark.records.json_objects import check_objects, not_utf8
 
 
 class ChangeEvents:
@@ -45,8 +45,10 @@ class ChangeEvents:
         """The structs of binary ``values``, and the reasons by row of those that are refused, which are null.
 
         ``headers``: the records' headers, which may say what a flattened row does not. The value within the struct is
-        null where a row was deleted, and where the event changes no row; a tombstone is null as a whole.
+        null where a row was deleted, and where the event changes no row; a tombstone is null as a whole. Raises
+        TooManyCellsError.
         """
+        check_objects(values, self._column)
         texts = values.to_pylist()
         refused = not_utf8(values)
         self._reader.forget_schemas()

@@ -28,7 +28,7 @@ from headrace.formats.protobuf_schema import (
     is_repeated,
     is_required,
 )
-from headrace.spark.records.exact_columns import element_offsets
+from headrace.spark.records.exact_columns import MOST_CELLS, check_cells, element_offsets, widest_element
 
 _INT32, _GROUP, _MESSAGE, _ENUM = 5, 10, 11, 14
 _OPTIONAL, _REPEATED = 1, 3
@@ -216,6 +216,79 @@ class _Known:
         return ""
 
 
+_SHORTEST_ELEMENT = 2
+"""Bytes of an empty message: its field's number, and its length."""
+
+
+class Elements:
+    """Counts the elements of lists in values that are not parsed: an empty message has two bytes, and a place for each
+    of its fields when it is parsed."""
+
+    def __init__(self, made: ProtoType) -> None:
+        self._made, self._widest = made, widest_element(raw_type(made))
+        self._parts: dict[int, Mapping[int, ProtoType]] = {}
+
+    def check(self, values: pa.Array) -> None:
+        """Raise TooManyCellsError if one of binary ``values`` has too many."""
+        lengths = pc.binary_length(values)
+        if not self._widest or (pc.max(lengths).as_py() or 0) // _SHORTEST_ELEMENT * self._widest <= MOST_CELLS:
+            return
+        many = pc.greater(lengths, MOST_CELLS // self._widest * _SHORTEST_ELEMENT)
+        for row in pc.indices_nonzero(pc.fill_null(many, False)).to_pylist():
+            check_cells(self._of_message(memoryview(values[row].as_py()), self._made), self._widest)
+
+    def _of_message(self, data: memoryview, made: ProtoType | None) -> int:
+        """Those of a message that are messages; of one that is damaged, those before the damage."""
+        found, at, end = 0, 0, len(data)
+        parts, outside = self._parts_of(made), []
+        while at < end:
+            tag, at = _varint(data, at)
+            wire, held = tag & 7, parts.get(tag >> 3)
+            inner = held.element if held is not None and held.kind is ProtoKind.LIST else held
+            is_nested = inner is not None and inner.kind in (ProtoKind.MESSAGE, ProtoKind.MAP)
+            found += is_nested and held is not None and held.kind is not ProtoKind.MESSAGE
+            if wire == _VARINT:
+                _, at = _varint(data, at)
+            elif wire == _LENGTH:
+                length, at = _varint(data, at)
+                found += self._of_message(data[at : at + length], inner) if is_nested else 0
+                at += length
+            elif wire in _SIZES:
+                at += _SIZES[wire]
+            elif wire == _GROUP_BEGINS:
+                outside.append(parts)
+                parts = self._parts_of(inner)
+            elif wire == _GROUP_ENDS and outside:
+                parts = outside.pop()
+            else:
+                return found
+        return found
+
+    def _parts_of(self, made: ProtoType | None) -> Mapping[int, ProtoType]:
+        """The types of a message's fields, by their numbers; a map's entry is a message too."""
+        if made is None:
+            return {}
+        if id(made) not in self._parts:
+            fields = {field.number: field.type for field in made.fields}
+            self._parts[id(made)] = {2: made.element} if made.kind is ProtoKind.MAP else fields
+        return self._parts[id(made)]
+
+
+_VARINT, _LENGTH, _GROUP_BEGINS, _GROUP_ENDS = 0, 2, 3, 4
+_SIZES = {1: 8, 5: 4}
+_MOST_OF_A_VARINT = 10
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number, and the place behind it; beyond the end if it is damaged."""
+    number = 0
+    for place, byte in enumerate(data[at : at + _MOST_OF_A_VARINT]):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number, at + place + 1
+    return 0, len(data)
+
+
 def raw_field(field: ProtoField, messages: Sequence[Any]) -> pa.Array:
     """The values of a field of messages, null where a field with presence is unset.
 
@@ -226,10 +299,12 @@ def raw_field(field: ProtoField, messages: Sequence[Any]) -> pa.Array:
     if made.kind is ProtoKind.LIST:
         lists = list(map(get, messages))
         flat = list(chain.from_iterable(lists))
+        check_cells(len(flat), widest_element(raw_type(made)))
         return pa.ListArray.from_arrays(element_offsets(lists), raw_values(made.element, flat), type=raw_type(made))
     if made.kind is ProtoKind.MAP:
         maps = list(map(get, messages))
         # protobuf gives them in another order in each process.
+        check_cells(sum(map(len, maps)), widest_element(raw_type(made)))
         keys = [sorted(each) for each in maps]
         items = [each[key] for each, sorted_keys in zip(maps, keys, strict=True) for key in sorted_keys]
         flat_keys = raw_values(made.key, list(chain.from_iterable(keys)))

@@ -21,13 +21,14 @@ from headrace.formats.protobuf_schema import ProtobufSchemaError, ProtoKind, mes
 from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
 from headrace.spark.records.exact_columns import UnfitError, unfit
 from headrace.spark.records.protobuf.columns import Convert, FieldColumn, Settings, conversion
-from headrace.spark.records.protobuf.messages import ArrowReader, MessageParser, raw_field, raw_values
+from headrace.spark.records.protobuf.messages import ArrowReader, Elements, MessageParser, raw_field, raw_values
 
 if TYPE_CHECKING:
     from headrace.formats.protobuf_schema import Enums, Nanoseconds, ProtoType, Unset
 
 _COMPARED = 50
 """Of the first values: both ways must give the same of them, or the faster one is not taken."""
+_LONGEST_COMPARED = 10_000
 _SHOWN_DIFFERENCES = 3
 
 
@@ -86,6 +87,7 @@ class ProtobufValues:
         if self._differences:
             return
         self._parser = MessageParser(written_by, written_as)
+        self._elements = Elements(have)
         settings = Settings(unset, enums, nanoseconds)
         self._columns: list[_FieldColumn | _MessageColumn]
         if want.kind is ProtoKind.MESSAGE:
@@ -103,12 +105,16 @@ class ProtobufValues:
         self._is_compared = False
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-        """The values of binary ``values``, and the reasons by row of those that are refused, which are null."""
+        """The values of binary ``values``, and the reasons by row of those that are refused, which are null.
+
+        Raises TooManyCellsError.
+        """
         if self._differences:
             shown = "; ".join(self._differences[:_SHOWN_DIFFERENCES])
             reason = f"{self._wanted}: it was written by another schema: {shown}"
             rows = pc.indices_nonzero(values.is_valid()).to_pylist()
             return pa.nulls(len(values), self._kind), dict.fromkeys(rows, reason)
+        self._elements.check(values)
         given = values.to_pylist()
         refused: dict[int, str] = {}
         self._parser.check(given, refused)
@@ -149,6 +155,7 @@ class ProtobufValues:
 
     def _agrees(self, reader: ArrowReader, values: pa.Array, refused: dict[int, str]) -> bool:
         """Whether both ways give the same for the first values: a ptars that reads otherwise is not taken."""
+        values = pc.if_else(pc.less(pc.binary_length(values), _LONGEST_COMPARED), values, b"")
         first = {row: reason for row, reason in refused.items() if row < len(values)}
         messages = self._parser.messages(values.to_pylist(), first)
         raw = reader.raw(_without(values, first)) or {}
