@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 PLACE = "place"
 LETTERS = "letters"
 """Beside a place: the name of its dead-letter index and, if that is an alias, the concrete index."""
+READERS = "readers"
+"""Beside the counts too, and an attribute of an attempt: the schemas of a registry that its batch is read by: the
+subject, its version and the digest of the schema, by input, decoder and subject."""
 TRUNCATED_BELOW = "truncated_below"
 """Beside a place: the version below which truncates of the table have left no document there. Rows that are older and
 come later, from another partition, are not written."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.batch.places import READERS
 from headrace.errors import Failure, HeadraceError
 from headrace.kept_values import KeptUse, KeptValues
 from headrace.ledger.states import AttemptState, EventKind
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from headrace.stream import DecoderDefinition, Input, Stream
     from headrace.stream.decoder import SchemaQuestion
     from headrace.stream_context import StreamContext
-
-READERS = "readers"
-"""The attribute of an attempt, and the count of an output, with the schemas that its batch is read by: the subject, its
-version and the digest of the schema, by input and decoder."""
 
 
 class ReaderUnfitError(HeadraceError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -63,24 +62,15 @@ def _run(arguments: argparse.Namespace) -> None:
     from headrace import connections
     from headrace.cli.main import app
     from headrace.cli.options import EXECUTOR_VARIABLE, LEDGER_VARIABLE
+    from headrace.cli.output import log_to_standard_error
 
-    _log_to_standard_error()
+    log_to_standard_error()
     connections.look_up_by(_connection_json)
     allowed = conf.get("apache_kafka", "callback_allowlist", fallback="") or ""
     os.environ.setdefault(connections.ALLOWLIST_VARIABLE, allowed)
     os.environ.setdefault(LEDGER_VARIABLE, conf.get("headrace", "ledger"))
     os.environ.setdefault(EXECUTOR_VARIABLE, conf.get("core", "executor"))
     app(args=arguments.arguments, prog_name="airflow headrace")
-
-
-def _log_to_standard_error() -> None:
-    """Keep the lines of Airflow's log out of the output, which may be JSON.
-
-    Airflow does this itself since 3.3, for its commands with the option ``--output``.
-    """
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
-            handler.setStream(sys.stderr)
 
 
 def _connection_json(conn_id: str) -> str | None:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from headrace.batch.places import PLACE
+from headrace.batch.places import PLACE, READERS
 from headrace.cli.options import AIRFLOW_VARIABLE, AsJson, LedgerUrl, StreamName, examples, milliseconds, opened
 from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import echo, print_json, print_table, seconds_text
@@ -321,6 +321,7 @@ def account(batch: BatchDetail) -> Iterator[str]:
         # Nothing but the log has these.
         lost = "" if batch.where == "log" else " (Records of a custom receiver cannot be read again.)"
         yield f"Run again, it is read from {where}.{lost} Its manifest is {batch.manifest}."
+    yield from _read_by(batch)
     for step, reason in row.abandoned_steps.items():
         yield f"Its output {step} was given up, and lacks its records: {reason}"
     if batch.error:
@@ -329,6 +330,14 @@ def account(batch: BatchDetail) -> Iterator[str]:
         yield f"The repair tries it again {batch.tried_again}."
     if batch.became:
         yield batch.became
+
+
+def _read_by(batch: BatchDetail) -> Iterator[str]:
+    facts = [
+        fact for output in batch.outputs if output.target is None for fact in output.counts.get(READERS, {}).items()
+    ]
+    for where, reader in sorted(dict(facts).items()):
+        yield f"{where.partition(' ')[0]} reads by version {reader['version']} of subject {reader['subject']}."
 
 
 def _attempt(attempt: Attempt) -> tuple[object, ...]:
@@ -350,9 +359,9 @@ def _attempt(attempt: Attempt) -> tuple[object, ...]:
 def _counts(counts: dict[str, Any]) -> str:
     return (
         ", ".join(
-            f"{name} {value}"
+            f"{name} {f'{value:.1f}' if isinstance(value, float) else value}"
             for name, value in counts.items()
-            if name not in (_INDEX, PLACE) and value not in (0, {}, None)
+            if name not in (_INDEX, PLACE, READERS) and value not in (0, {}, None)
         )
         or "nothing"
     )

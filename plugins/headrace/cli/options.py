@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,6 +133,19 @@ def opened(url: str) -> Iterator[Ledger]:
 
     with Ledger.open(url, create=False) as ledger:
         yield ledger
+
+
+def defined(definition: str) -> Stream:
+    """The stream of a JSON file, or of module:attribute, also of a module in the current folder. Raises as
+    `Stream.load` does."""
+    from headrace.cli.output import log_to_standard_error
+    from headrace.stream import Stream
+
+    sys.path.insert(0, "")
+    stream = Stream.load(definition)
+    # Its module may have imported Airflow.
+    log_to_standard_error()
+    return stream
 
 
 def registered(ledger: Ledger, name: str) -> Stream:

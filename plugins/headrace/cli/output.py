@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -27,6 +29,17 @@ def print_json(value: Any, *, without_times: Collection[str] = ()) -> None:
     # JSON has no NaN and no infinity: they become text.
     plain = json.loads(json.dumps(value, default=_plain), parse_constant=str)
     typer.echo(json.dumps(_with_times(plain, without_times), indent=2))
+
+
+def log_to_standard_error() -> None:
+    """Keep the lines of Airflow's log out of the output, which may be JSON.
+
+    Airflow, which a definition's module may import, writes them to the standard output. Since 3.3 it does this itself
+    for its own commands with the option ``--output``.
+    """
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)
 
 
 def echo(text: str, *, err: bool = False) -> None:

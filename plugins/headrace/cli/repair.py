@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, LedgerUrl, StreamName, examples, opened
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, defined, examples, opened
 from headrace.cli.output import echo, print_json
 from headrace.errors import HeadraceError
 from headrace.wal.scan import RecoveryMode
@@ -127,12 +127,9 @@ def recover(
 ) -> None:
     """Rebuild a stream's lost ledger; or, from the ledger, restore its lost checkpoints, results and manifests."""
     from headrace.batch.recover import recover as run
-    from headrace.stream import Stream
     from headrace.wal.storage import open_storage
 
-    # A definition in the current folder can be imported, as by `headrace streams check`.
-    sys.path.insert(0, "")
-    given = None if definition is None else Stream.load(definition)
+    given = None if definition is None else defined(definition)
     with _opened(ledger, dry_run=dry_run) as opened_ledger:
         recovered = run(
             name,

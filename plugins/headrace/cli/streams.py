@@ -3,7 +3,6 @@ partitions."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -11,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import EXECUTOR_VARIABLE, AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, examples, opened
+from headrace.cli.options import (
+    EXECUTOR_VARIABLE,
+    AsJson,
+    LedgerUrl,
+    OptionalLedgerUrl,
+    StreamName,
+    defined,
+    examples,
+    opened,
+)
 from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text, times_text
 
@@ -380,11 +388,9 @@ def check(
     from headrace.receiver.receiver import check_receiver_classes
     from headrace.spark.records.transforms import add_py_files, check_transform
     from headrace.spark.versions import check_spark_packages
-    from headrace.stream import Stream
     from headrace.stream.stream import check_extensions
 
-    sys.path.insert(0, "")
-    stream = Stream.load(definition)
+    stream = defined(definition)
     check_spark_packages()
     check_place(stream, task_place(executor), lambda text: echo(f"Warning: {text}", err=True))
     for note in check_client_settings(stream):

@@ -189,8 +189,9 @@ def _text(column: Any, rejected: dict[int, Reason]) -> Any:
 def _reject_unusable_ids(ids: Any, options: IndexingOptions, rejected: dict[int, Reason]) -> None:
     lengths = pc.fill_null(pc.binary_length(ids), 0)
     what = "key" if options.document_id is DocumentIdKind.KEY else "id"
+    empty = "key, or a field of the decoded one," if what == "key" else what
     for row in _rows_where(pc.equal(lengths, 0)):
-        rejected.setdefault(row, Reason(MISSING_ID, f"the {what} is null or empty"))
+        rejected.setdefault(row, Reason(MISSING_ID, f"the {empty} is null or empty"))
     for row in _rows_where(pc.greater(lengths, MAX_ID_BYTES)):
         length = lengths[row].as_py()
         rejected.setdefault(row, Reason(ID_TOO_LONG, f"the {what} has {length} bytes, more than {MAX_ID_BYTES}"))

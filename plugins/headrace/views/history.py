@@ -136,8 +136,11 @@ def event_text(kind: str, payload: Mapping[str, Any]) -> str:
         named.insert(0, f"topic {payload['topic']}")
     if payload.get("by"):
         named.append(f"by {payload['by']}")
+    if payload.get("subject"):
+        named.append(f"version {payload.get('version')} of {payload['subject']}")
     text = kind.replace("_", " ").capitalize() + (f" ({', '.join(named)})" if named else "")
     why = payload.get("error") or payload.get("reason") or payload.get("desired_state") or payload.get("state")
+    why = why or ", ".join(payload.get("differences", ()))
     return f"{text}: {why}" if why else text
 
 

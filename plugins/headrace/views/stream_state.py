@@ -669,7 +669,7 @@ def _dead_letters(evidence: Evidence) -> Iterator[Finding]:
             State.WELL,
             f"{newest[0].upper()}{newest[1:]} {number}.",
             "The list of dead letters shows the reason of each. Correct the index's mapping and replay them, or "
-            "correct the transform and run the batches again.",
+            "correct the decoder or the transform and run the batches again.",
         )
 
 

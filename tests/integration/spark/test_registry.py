@@ -19,7 +19,8 @@ from tests.integration.spark.conftest import records
 from tests.support.avro_examples import encoded
 from tests.support.confluent_serializers import ConfluentSerializers
 
-from headrace.batch.readers import READERS, BatchReaders
+from headrace.batch.places import READERS
+from headrace.batch.readers import BatchReaders
 from headrace.connections import resolve
 from headrace.devstack.registry import RegistryServer
 from headrace.errors import FAILURE, Failure

@@ -28,8 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.batch.places import newest_place
-from headrace.batch.readers import READERS
+from headrace.batch.places import READERS, newest_place
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, INTERRUPTED, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState

@@ -21,7 +21,6 @@ from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import Failure, HeadraceError
 from headrace.spark.attempts.batch_plan import load_manifests
 from headrace.spark.outputs.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation
-from headrace.spark.outputs.writer import WARNING
 from headrace.spark.records.decoding import DecodedInput, RecordDecoding, decode_input
 from headrace.spark.records.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.spark.sessions import parallelism, register_source
@@ -154,12 +153,7 @@ class BatchInputs:
         """The schemas by which the batch's records are read. Raises as `BatchReaders.of` does."""
         attempt = self._attempt
         claim = attempt.claim if self._pins else None
-        return BatchReaders.of(
-            attempt.context,
-            attempt.batch_time_ms,
-            claim=claim,
-            warn=lambda text: attempt.report(f"{WARNING}{text}"),
-        )
+        return BatchReaders.of(attempt.context, attempt.batch_time_ms, claim=claim, warn=attempt.report)
 
     def decoded(self, origins: Origins) -> dict[str, DataFrame]:
         """The inputs with decoded keys and values, as the user's functions get them."""
