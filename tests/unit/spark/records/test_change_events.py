@@ -340,6 +340,68 @@ class TestForms:
         assert bare is None
         assert "no row after it" in refused[1]
 
+    @pytest.mark.parametrize("wrapped", [False, True])
+    @pytest.mark.parametrize(
+        ("given", "into", "expected"),
+        [
+            ("1234", pa.decimal128(38, 4), Decimal("1234.0000")),
+            ("12.50", pa.decimal128(38, 4), Decimal("12.5000")),
+            ("1E+3", pa.decimal128(38, 4), Decimal(1000)),
+            ("-0", pa.decimal128(38, 4), Decimal(0)),
+            ("9" * 34, pa.decimal128(38, 4), Decimal("9" * 34)),
+            (
+                "1.234567890123456789012345678901234",
+                pa.decimal128(38, 33),
+                Decimal("1.234567890123456789012345678901234"),
+            ),
+            ("12.50", pa.float64(), 12.5),
+            ("1234", pa.float64(), 1234.0),
+            ("1E+3", pa.float64(), 1000.0),
+            ("Infinity", pa.float64(), float("inf")),
+            ("12.50", pa.string(), "12.50"),
+            ("1234", pa.string(), "1234"),
+            ("1E+3", pa.string(), "1E+3"),
+            ("9" * 34, pa.string(), "9" * 34),
+            ("0.1" + "0" * 32 + "1", pa.string(), "0.1" + "0" * 32 + "1"),
+            ("NaN", pa.string(), "NaN"),
+        ],
+    )
+    def test_a_decimal_of_mongodb_has_all_its_digits(
+        self, given: str, into: pa.DataType, expected: Any, wrapped: bool
+    ) -> None:
+        change: Any = event("c", None, json.dumps({"v": {"$numberDecimal": given}}))
+        if wrapped:
+            text = field("after", "string", "io.debezium.data.Json")
+            change = {"schema": {"type": "struct", "fields": [text]}, "payload": change}
+        (made,), refused = decode(change, row=pa.struct([("v", into)]))
+        assert not refused
+        assert made["value"]["v"] == expected
+
+    def test_a_decimal_of_mongodb_that_is_none_is_refused(self) -> None:
+        kinds = {"NaN": DECIMAL, "Infinity": DECIMAL, "1E+6000": pa.float64(), "1_0": DECIMAL, " 1": DECIMAL}
+        for given, kind in kinds.items():
+            change = event("c", None, json.dumps({"v": {"$numberDecimal": given}}))
+            assert list(decode(change, row=pa.struct([("v", kind)]))[1]) == [0], given
+        double = event("c", None, json.dumps({"v": {"$numberDouble": "Infinity"}}))
+        assert "Infinity" in decode(double, row=pa.struct([("v", DECIMAL)]))[1][0]
+
+    def test_no_text_of_a_document_is_base64(self) -> None:
+        kind = pa.struct([("v", DECIMAL)])
+        document = event("c", None, json.dumps({"v": "1234"}))
+        cloud = {"specversion": "1.0", "iodebeziumop": "c", "data": {"after": json.dumps({"v": "1234"})}}
+        made, refused = decode(document, cloud, event("c", None, {"v": "AMg="}), row=kind)
+        assert not refused
+        assert [each["value"]["v"] for each in made] == [Decimal(1234), Decimal(1234), Decimal("0.02")]
+
+    def test_the_unit_of_times_counts_in_documents(self) -> None:
+        kind = pa.struct([("v", pa.timestamp("us", "UTC"))])
+        change = event("c", None, json.dumps({"v": {"$numberLong": str(MICROS)}}))
+        text = field("after", "string", "io.debezium.data.Json")
+        wrapped = {"schema": {"type": "struct", "fields": [text]}, "payload": change}
+        made, refused = decode(change, wrapped, row=kind, times="microseconds")
+        assert not refused
+        assert [each["value"]["v"] for each in made] == [AT, AT]
+
     def test_events_of_no_row_are_told_apart(self) -> None:
         made, refused = decode(
             {"ts_ms": 1_767_617_100_250},
@@ -375,6 +437,36 @@ class TestForms:
         made, refused = decode({**ROW, **more})
         assert not refused
         assert [each["value"] for each in made] == [ROW]
+
+    def test_a_table_may_have_columns_of_other_events(self) -> None:
+        """An event is no row if it lacks a column that is none of its own."""
+        names = ["ts_ms", "source", "ddl", "id", "status"]
+        kind = pa.struct([*((name, pa.string()) for name in names), ("total", pa.int32())])
+        others: list[Any] = [
+            {"ts_ms": 5},
+            {"ts_ms": 5, "ts_us": 6, "ts_ns": 7},
+            {"source": mysql("b.1", 4), "ts_ms": 5, "databaseName": "shop", "ddl": "CREATE TABLE a"},
+            {"status": "END", "id": "571:5", "event_count": 2, "data_collections": [], "ts_ms": 5},
+        ]
+        rows: list[Any] = [
+            {"ts_ms": "5", "total": None},
+            {"source": "web", "ts_ms": "5", "ddl": "CREATE TABLE a"},
+            {"source": {}, "ddl": "CREATE TABLE a", "total": 1},
+            {"status": "open", "id": "1", "event_count": 2},
+            {"status": "END", "id": "1", "event_count": 2, "total": 1},
+        ]
+        made, refused = decode(*others, *rows, row=kind)
+        assert not refused
+        assert [each["op"] for each in made] == [
+            *("heartbeat", "heartbeat", "schema_change", "transaction"),
+            *[None] * 5,
+        ]
+        assert [each["value"] is None for each in made] == [True] * 4 + [False] * 5
+
+    def test_a_table_of_times_alone_has_rows(self) -> None:
+        made, refused = decode({"ts_ms": 5}, row=pa.struct([("ts_ms", pa.int64()), ("ts_us", pa.int64())]))
+        assert not refused
+        assert made[0]["value"] == {"ts_ms": 5, "ts_us": None}
 
     def test_headers_tell_a_flattened_row_from_other_events(self) -> None:
         said = [{"key": "__op", "value": b"c"}]
