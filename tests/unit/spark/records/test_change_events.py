@@ -726,6 +726,19 @@ class TestTypes:
         assert not refused
         assert [each["value"]["v"] for each in made] == [str(number), None, text]
 
+    @pytest.mark.parametrize("semantic", [None, "io.debezium.data.Json", f"{DEBEZIUM}.IsoDate"])
+    def test_bytes_that_are_sent_as_text_are_refused(self, semantic: str | None) -> None:
+        """Hex may be taken for base64."""
+        text = field("v", "string", semantic)
+        reason = value_of("deadbeef", pa.binary(), text)
+        assert "binary.handling.mode=bytes, or declare the field as STRING: deadbeef - at `$.after.v`" in reason
+        assert value_of(None, pa.binary(), text) is None
+        assert value_of("deadbeef", TEXT, text) == "deadbeef"
+        assert value_of("3q2+7w==", pa.binary(), field("v", "bytes")) == bytes.fromhex("deadbeef")
+        assert value_of("3q2+7w==", pa.binary()) == bytes.fromhex("deadbeef")
+        listed = field("v", "array", items={"type": "string"})
+        assert "binary.handling.mode" in value_of(["deadbeef"], pa.list_(pa.binary()), listed)
+
     def test_a_point_is_its_text(self) -> None:
         point = field("v", "struct", "io.debezium.data.geometry.Point", fields=[])
         wkb = base64.b64encode(struct.pack("<BIdd", 1, 1, 13.5, 52.25)).decode()
@@ -738,15 +751,31 @@ class TestTypes:
         assert value_of({"dimensions": 9, "vector": [[1, 2.5]]}, TEXT) == '{"dimensions": 9, "vector": [[1, 2.5]]}'
 
 
+ONE, TWO, NINE, NAN = "000000000000f03f", "0000000000000040", "0000000000002240", "000000000000f87f"
+
+
 @pytest.mark.parametrize(
     ("wkb", "text"),
     [
         ("0000000001" + "3ff0000000000000" + "4000000000000000", "POINT (1 2)"),
         ("0101000020e6100000" + "000000000000f03f" + "0000000000000040", "POINT (1 2)"),
-        ("01e9030000" + "000000000000f03f" + "0000000000000040" + "0000000000000840", "POINT Z (1 2 3)"),
+        ("01e9030000" + "000000000000f03f" + "0000000000000040" + "0000000000000840", "POINT (1 2 3)"),
+        ("01d1070000" + ONE + TWO + NINE, "POINT (1 2)"),
+        ("01010000c0" + ONE + TWO + NINE + ONE, "POINT (1 2 9)"),
         ("010200000002000000" + "000000000000f03f0000000000000040" * 2, "LINESTRING (1 2, 1 2)"),
         ("010300000001000000" + "01000000" + "000000000000f03f0000000000000040", "POLYGON ((1 2))"),
-        ("010400000001000000" + "0101000000" + "000000000000f03f0000000000000040", "MULTIPOINT ((1 2))"),
+        ("010400000001000000" + "0101000000" + "000000000000f03f0000000000000040", "MULTIPOINT (1 2)"),
+        (
+            "010400008002000000" + "0101000080" + ONE + TWO + NINE + "0101000080" + TWO + ONE + NINE,
+            "MULTIPOINT (1 2 9, 2 1 9)",
+        ),
+        ("010400000002000000" + "0101000000" + ONE + TWO + "0101000000" + NAN + NAN, "MULTIPOINT (1 2)"),
+        ("010400000001000000" + "0101000000" + NAN + NAN, "MULTIPOINT EMPTY"),
+        ("010500004001000000" + "010200004001000000" + ONE + TWO + NINE, "MULTILINESTRING ((1 2))"),
+        (
+            "010600008001000000" + "010300008001000000" + "01000000" + ONE + TWO + NINE,
+            "MULTIPOLYGON (((1 2 9)))",
+        ),
         ("010700000001000000" + "0101000000" + "000000000000f03f0000000000000040", "GEOMETRYCOLLECTION (POINT (1 2))"),
         ("010700000000000000", "GEOMETRYCOLLECTION EMPTY"),
         ("010300000000000000", "POLYGON EMPTY"),
@@ -757,7 +786,17 @@ def test_a_geometry_has_its_text(wkb: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wkb", ["", "01", "02", "0108000000", "0102000000ffffffff", "01" * 40, "010700000001000000" * 40]
+    "wkb",
+    [
+        "",
+        "01",
+        "02",
+        "0108000000",
+        "0102000000ffffffff",
+        "01" * 40,
+        "010700000001000000" * 40,
+        "010400000001000000" + "010200000000000000",
+    ],
 )
 def test_what_is_no_geometry_is_refused(wkb: str) -> None:
     with pytest.raises((ValueError, struct.error)):
