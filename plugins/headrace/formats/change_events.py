@@ -67,6 +67,7 @@ class Meaning(StrEnum):
     LOCAL_TEXT = "time as text, with a Z that says nothing"
     DECIMAL = "decimal"
     GEOMETRY = "geometry"
+    TEXT = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ SEMANTIC_TYPES: Mapping[str, Said] = {
 }
 """By the name of a schema. Values of all other names (zoned times, intervals, UUID, JSON, XML, enums, bits, vectors,
 durations) are what they are in JSON."""
+_TEXT = Said(Meaning.TEXT)
 PLAIN = Said()
 """Of a value that a schema says no more of: a text in a decimal is a number."""
 
@@ -138,7 +140,8 @@ def _said(schema: Mapping[str, Any]) -> Said:
         parameters = schema.get("parameters")
         scale = parameters.get("scale") if isinstance(parameters, dict) else None
         return Said(Meaning.DECIMAL, scale=int(str(scale))) if _is_whole(scale) else PLAIN
-    return SEMANTIC_TYPES.get(name, PLAIN) if isinstance(name, str) else PLAIN
+    otherwise = _TEXT if schema.get("type") == "string" else PLAIN
+    return SEMANTIC_TYPES.get(name, otherwise) if isinstance(name, str) else otherwise
 
 
 _MOST_SCALED = 1_000

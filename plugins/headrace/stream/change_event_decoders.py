@@ -40,7 +40,8 @@ class _OfDebezium(DecoderDefinition):
     decimals: DecimalTexts = Field(
         default="base64",
         description="What a text in a DECIMAL is, where the event has no schema part that says it: base64 as Debezium "
-        'sends decimals by default, or "number" with its decimal.handling.mode "string".',
+        "sends decimals by default, which is read with the scale of the DECIMAL, as such an event says none, or "
+        '"number" with its decimal.handling.mode "string".',
     )
 
 
@@ -85,7 +86,8 @@ class DebeziumDecoder(_OfDebezium):
     """Decode Debezium's change events: the row after the change.
 
     Of events in JSON, ``fields`` are the table's columns in Spark's DDL, such as ``"id INT, total DECIMAL(38, 4), at
-    TIMESTAMP"``. Of events in another format, ``events`` is the decoder of this format, whose columns are the envelope.
+    TIMESTAMP"``; where events have no schema part, a DECIMAL must have the scale of the table's column. Of events in
+    another format, ``events`` is the decoder of this format, whose columns are the envelope.
     The record's value is the row; where a row was deleted it is null. Columns beside it say what happened: ``op``,
     ``position``, ``before``, ``changed_at``, ``source`` and ``transaction``. Events in flattened form and CloudEvents
     are recognised (docs/guides/change-events.md).
@@ -109,7 +111,7 @@ class DebeziumDecoder(_OfDebezium):
     @property
     def decodes(self) -> str:  # type: ignore[override]
         of = "change_events:ChangeEvents" if self.events is None else "decoded_events:DecodedEvents"
-        return f"headrace.spark.records.{of}"
+        return f"headrace.spark.records.events.{of}"
 
     @property
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]

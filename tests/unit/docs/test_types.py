@@ -93,7 +93,7 @@ def test_the_table_of_debeziums_types_is_true() -> None:
         space, _, name = named.strip("`").partition(".")
         semantic = f"{SPACES[space]}.{name}" if space in SPACES else None
         more = {} if scale is None else {"parameters": {"scale": scale}}
-        schema = field("v", "bytes" if scale else TYPES_OF_JSON[type(value)], semantic, **more)
+        schema = field("v", "bytes" if scale or ddl == "BINARY" else TYPES_OF_JSON[type(value)], semantic, **more)
         (made,), refused = decode(
             with_schema(event("c", None, {"v": value}), schema), row=pa.struct([("v", arrow_type(type_tree(ddl)))])
         )

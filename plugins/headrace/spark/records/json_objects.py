@@ -38,7 +38,7 @@ REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 _SHOWN_CHARACTERS = 60
 # A number in RFC 8259. Python's Decimal also takes 1_000, +1, 01, blanks and the digits of all scripts.
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 _Conversion = Callable[[Sequence[Any], Any], pa.Array]
 
@@ -242,7 +242,7 @@ class DecimalValues:
 
     def number(self, text: str) -> decimal.Decimal:
         """The number of a text, which is one of JSON. Raises ValueError, or an ArithmeticError."""
-        if not _NUMBER.fullmatch(text):
+        if not JSON_NUMBER.fullmatch(text):
             raise ValueError("no number of JSON")
         return decimal.Decimal(text)
 

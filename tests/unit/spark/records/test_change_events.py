@@ -340,6 +340,68 @@ class TestForms:
         assert bare is None
         assert "no row after it" in refused[1]
 
+    @pytest.mark.parametrize("wrapped", [False, True])
+    @pytest.mark.parametrize(
+        ("given", "into", "expected"),
+        [
+            ("1234", pa.decimal128(38, 4), Decimal("1234.0000")),
+            ("12.50", pa.decimal128(38, 4), Decimal("12.5000")),
+            ("1E+3", pa.decimal128(38, 4), Decimal(1000)),
+            ("-0", pa.decimal128(38, 4), Decimal(0)),
+            ("9" * 34, pa.decimal128(38, 4), Decimal("9" * 34)),
+            (
+                "1.234567890123456789012345678901234",
+                pa.decimal128(38, 33),
+                Decimal("1.234567890123456789012345678901234"),
+            ),
+            ("12.50", pa.float64(), 12.5),
+            ("1234", pa.float64(), 1234.0),
+            ("1E+3", pa.float64(), 1000.0),
+            ("Infinity", pa.float64(), float("inf")),
+            ("12.50", pa.string(), "12.50"),
+            ("1234", pa.string(), "1234"),
+            ("1E+3", pa.string(), "1E+3"),
+            ("9" * 34, pa.string(), "9" * 34),
+            ("0.1" + "0" * 32 + "1", pa.string(), "0.1" + "0" * 32 + "1"),
+            ("NaN", pa.string(), "NaN"),
+        ],
+    )
+    def test_a_decimal_of_mongodb_has_all_its_digits(
+        self, given: str, into: pa.DataType, expected: Any, wrapped: bool
+    ) -> None:
+        change: Any = event("c", None, json.dumps({"v": {"$numberDecimal": given}}))
+        if wrapped:
+            text = field("after", "string", "io.debezium.data.Json")
+            change = {"schema": {"type": "struct", "fields": [text]}, "payload": change}
+        (made,), refused = decode(change, row=pa.struct([("v", into)]))
+        assert not refused
+        assert made["value"]["v"] == expected
+
+    def test_a_decimal_of_mongodb_that_is_none_is_refused(self) -> None:
+        kinds = {"NaN": DECIMAL, "Infinity": DECIMAL, "1E+6000": pa.float64(), "1_0": DECIMAL, " 1": DECIMAL}
+        for given, kind in kinds.items():
+            change = event("c", None, json.dumps({"v": {"$numberDecimal": given}}))
+            assert list(decode(change, row=pa.struct([("v", kind)]))[1]) == [0], given
+        double = event("c", None, json.dumps({"v": {"$numberDouble": "Infinity"}}))
+        assert "Infinity" in decode(double, row=pa.struct([("v", DECIMAL)]))[1][0]
+
+    def test_no_text_of_a_document_is_base64(self) -> None:
+        kind = pa.struct([("v", DECIMAL)])
+        document = event("c", None, json.dumps({"v": "1234"}))
+        cloud = {"specversion": "1.0", "iodebeziumop": "c", "data": {"after": json.dumps({"v": "1234"})}}
+        made, refused = decode(document, cloud, event("c", None, {"v": "AMg="}), row=kind)
+        assert not refused
+        assert [each["value"]["v"] for each in made] == [Decimal(1234), Decimal(1234), Decimal("0.02")]
+
+    def test_the_unit_of_times_counts_in_documents(self) -> None:
+        kind = pa.struct([("v", pa.timestamp("us", "UTC"))])
+        change = event("c", None, json.dumps({"v": {"$numberLong": str(MICROS)}}))
+        text = field("after", "string", "io.debezium.data.Json")
+        wrapped = {"schema": {"type": "struct", "fields": [text]}, "payload": change}
+        made, refused = decode(change, wrapped, row=kind, times="microseconds")
+        assert not refused
+        assert [each["value"]["v"] for each in made] == [AT, AT]
+
     def test_events_of_no_row_are_told_apart(self) -> None:
         made, refused = decode(
             {"ts_ms": 1_767_617_100_250},
@@ -375,6 +437,36 @@ class TestForms:
         made, refused = decode({**ROW, **more})
         assert not refused
         assert [each["value"] for each in made] == [ROW]
+
+    def test_a_table_may_have_columns_of_other_events(self) -> None:
+        """An event is no row if it lacks a column that is none of its own."""
+        names = ["ts_ms", "source", "ddl", "id", "status"]
+        kind = pa.struct([*((name, pa.string()) for name in names), ("total", pa.int32())])
+        others: list[Any] = [
+            {"ts_ms": 5},
+            {"ts_ms": 5, "ts_us": 6, "ts_ns": 7},
+            {"source": mysql("b.1", 4), "ts_ms": 5, "databaseName": "shop", "ddl": "CREATE TABLE a"},
+            {"status": "END", "id": "571:5", "event_count": 2, "data_collections": [], "ts_ms": 5},
+        ]
+        rows: list[Any] = [
+            {"ts_ms": "5", "total": None},
+            {"source": "web", "ts_ms": "5", "ddl": "CREATE TABLE a"},
+            {"source": {}, "ddl": "CREATE TABLE a", "total": 1},
+            {"status": "open", "id": "1", "event_count": 2},
+            {"status": "END", "id": "1", "event_count": 2, "total": 1},
+        ]
+        made, refused = decode(*others, *rows, row=kind)
+        assert not refused
+        assert [each["op"] for each in made] == [
+            *("heartbeat", "heartbeat", "schema_change", "transaction"),
+            *[None] * 5,
+        ]
+        assert [each["value"] is None for each in made] == [True] * 4 + [False] * 5
+
+    def test_a_table_of_times_alone_has_rows(self) -> None:
+        made, refused = decode({"ts_ms": 5}, row=pa.struct([("ts_ms", pa.int64()), ("ts_us", pa.int64())]))
+        assert not refused
+        assert made[0]["value"] == {"ts_ms": 5, "ts_us": None}
 
     def test_headers_tell_a_flattened_row_from_other_events(self) -> None:
         said = [{"key": "__op", "value": b"c"}]
@@ -634,6 +726,19 @@ class TestTypes:
         assert not refused
         assert [each["value"]["v"] for each in made] == [str(number), None, text]
 
+    @pytest.mark.parametrize("semantic", [None, "io.debezium.data.Json", f"{DEBEZIUM}.IsoDate"])
+    def test_bytes_that_are_sent_as_text_are_refused(self, semantic: str | None) -> None:
+        """Hex may be taken for base64."""
+        text = field("v", "string", semantic)
+        reason = value_of("deadbeef", pa.binary(), text)
+        assert "binary.handling.mode=bytes, or declare the field as STRING: deadbeef - at `$.after.v`" in reason
+        assert value_of(None, pa.binary(), text) is None
+        assert value_of("deadbeef", TEXT, text) == "deadbeef"
+        assert value_of("3q2+7w==", pa.binary(), field("v", "bytes")) == bytes.fromhex("deadbeef")
+        assert value_of("3q2+7w==", pa.binary()) == bytes.fromhex("deadbeef")
+        listed = field("v", "array", items={"type": "string"})
+        assert "binary.handling.mode" in value_of(["deadbeef"], pa.list_(pa.binary()), listed)
+
     def test_a_point_is_its_text(self) -> None:
         point = field("v", "struct", "io.debezium.data.geometry.Point", fields=[])
         wkb = base64.b64encode(struct.pack("<BIdd", 1, 1, 13.5, 52.25)).decode()
@@ -646,15 +751,31 @@ class TestTypes:
         assert value_of({"dimensions": 9, "vector": [[1, 2.5]]}, TEXT) == '{"dimensions": 9, "vector": [[1, 2.5]]}'
 
 
+ONE, TWO, NINE, NAN = "000000000000f03f", "0000000000000040", "0000000000002240", "000000000000f87f"
+
+
 @pytest.mark.parametrize(
     ("wkb", "text"),
     [
         ("0000000001" + "3ff0000000000000" + "4000000000000000", "POINT (1 2)"),
         ("0101000020e6100000" + "000000000000f03f" + "0000000000000040", "POINT (1 2)"),
-        ("01e9030000" + "000000000000f03f" + "0000000000000040" + "0000000000000840", "POINT Z (1 2 3)"),
+        ("01e9030000" + "000000000000f03f" + "0000000000000040" + "0000000000000840", "POINT (1 2 3)"),
+        ("01d1070000" + ONE + TWO + NINE, "POINT (1 2)"),
+        ("01010000c0" + ONE + TWO + NINE + ONE, "POINT (1 2 9)"),
         ("010200000002000000" + "000000000000f03f0000000000000040" * 2, "LINESTRING (1 2, 1 2)"),
         ("010300000001000000" + "01000000" + "000000000000f03f0000000000000040", "POLYGON ((1 2))"),
-        ("010400000001000000" + "0101000000" + "000000000000f03f0000000000000040", "MULTIPOINT ((1 2))"),
+        ("010400000001000000" + "0101000000" + "000000000000f03f0000000000000040", "MULTIPOINT (1 2)"),
+        (
+            "010400008002000000" + "0101000080" + ONE + TWO + NINE + "0101000080" + TWO + ONE + NINE,
+            "MULTIPOINT (1 2 9, 2 1 9)",
+        ),
+        ("010400000002000000" + "0101000000" + ONE + TWO + "0101000000" + NAN + NAN, "MULTIPOINT (1 2)"),
+        ("010400000001000000" + "0101000000" + NAN + NAN, "MULTIPOINT EMPTY"),
+        ("010500004001000000" + "010200004001000000" + ONE + TWO + NINE, "MULTILINESTRING ((1 2))"),
+        (
+            "010600008001000000" + "010300008001000000" + "01000000" + ONE + TWO + NINE,
+            "MULTIPOLYGON (((1 2 9)))",
+        ),
         ("010700000001000000" + "0101000000" + "000000000000f03f0000000000000040", "GEOMETRYCOLLECTION (POINT (1 2))"),
         ("010700000000000000", "GEOMETRYCOLLECTION EMPTY"),
         ("010300000000000000", "POLYGON EMPTY"),
@@ -665,7 +786,17 @@ def test_a_geometry_has_its_text(wkb: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wkb", ["", "01", "02", "0108000000", "0102000000ffffffff", "01" * 40, "010700000001000000" * 40]
+    "wkb",
+    [
+        "",
+        "01",
+        "02",
+        "0108000000",
+        "0102000000ffffffff",
+        "01" * 40,
+        "010700000001000000" * 40,
+        "010400000001000000" + "010200000000000000",
+    ],
 )
 def test_what_is_no_geometry_is_refused(wkb: str) -> None:
     with pytest.raises((ValueError, struct.error)):

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from tests.support.change_events import changes_of
 from tests.support.records import make_block
 
+from headrace.kept_values import KeptValues
 from headrace.spark.records.arrow_types import arrow_schema
 from headrace.spark.records.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
+from headrace.spark.records.events.decoded_events import arrow_type
 from headrace.spark.records.exact_columns import TooManyCellsError
 from headrace.spark.records.record_columns import RECORD_SCHEMA, own_columns, record_mark
 from headrace.spark.records.wal_source import to_spark
+from headrace.stream import (
+    AvroDecoder,
+    DebeziumDecoder,
+    DebeziumKeyDecoder,
+    JsonDecoder,
+    JsonSchemaDecoder,
+    ProtobufDecoder,
+    Utf8Decoder,
+)
+from headrace.stream.ddl import type_tree
 
 DECODERS = {
     "key": TaskDecoder("headrace.spark.records.json_objects:Utf8Texts", StringType(), {}),
@@ -47,6 +63,41 @@ def test_bytes_are_kept_of_undecodable_records_of_all_or_instead(keep_bytes: Any
     reasons = batch.column("undecodable_reason").to_pylist()
     assert reasons[0] is None
     assert reasons[1].startswith("the value is no JSON object of n INT: JSON is malformed")
+
+
+COLUMNS = json.dumps({"type": "record", "name": "Row", "fields": [{"name": "n", "type": "int"}]})
+PROPERTIES = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}})
+MESSAGE = "syntax = 'proto3'; message Row { int32 n = 1; }"
+EVENTS = JsonDecoder(fields="op STRING, after STRUCT<n: INT>, source STRUCT<connector: STRING>, ts_ms BIGINT")
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        JsonDecoder(fields="n INT, at TIMESTAMP, total DECIMAL(10, 2), tags ARRAY<STRING>"),
+        Utf8Decoder(),
+        AvroDecoder(schema_text=COLUMNS),
+        ProtobufDecoder(schema_text=MESSAGE, message="Row"),
+        JsonSchemaDecoder(schema_text=PROPERTIES),
+        DebeziumKeyDecoder(fields="n INT, at TIMESTAMP"),
+        DebeziumDecoder(fields="n INT, at TIMESTAMP, total DECIMAL(10, 2)"),
+        DebeziumDecoder(events=EVENTS),
+        DebeziumDecoder(events=JsonDecoder(fields="n INT, __deleted STRING")),
+        DebeziumDecoder(
+            events=AvroDecoder(schema_text=COLUMNS.replace("}]", '}, {"name": "__op", "type": "string"}]'))
+        ),
+    ],
+    ids=str,
+)
+def test_no_values_give_no_values(decoder: Any, tmp_path: Path) -> None:
+    module, _, name = decoder.decodes.partition(":")
+    kind = arrow_type(type_tree(decoder.column))
+    kept = {"kept": KeptValues(str(tmp_path))} if decoder.keeps else {}
+    column = changes_of(kind) if decoder.beside else kind
+    made = getattr(importlib.import_module(module), name)(column, time_zone="UTC", **kept, **decoder.keywords)
+    read = {each: pa.nulls(0) for each in decoder.reads}
+    decoded, refused = made.decode(pa.array([], pa.binary()), **read)
+    assert (decoded.type, len(decoded), refused) == (column, 0, {})
 
 
 class ForgetfulDigits:

@@ -61,15 +61,18 @@ class ConnectLeaf:
         if pa.types.is_floating(kind):
             return _Leaf(float | str | None, None, place, partial(_floats, kind=kind, json=json))
         unit = PER_SECOND[self.times] if said is None and self.times else (said or PLAIN).per_second
+        strict: Any = str | int | None
         if pa.types.is_date(kind):
             convert: _Convert = partial(_dates, kind=kind, json=json)
         elif pa.types.is_timestamp(kind):
             convert = partial(_times, kind=kind, per_second=unit, said=said, json=json)
         elif pa.types.is_time(kind):
             convert = partial(_times_of_day, kind=kind, per_second=unit, said=said, json=json)
+        elif pa.types.is_binary(kind) and said is not None and said.meaning in (Meaning.TEXT, Meaning.LOCAL_TEXT):
+            strict, convert = str | None, _no_bytes
         else:
             return json
-        return _Leaf(str | int | None, None, place, convert)
+        return _Leaf(strict, None, place, convert)
 
 
 class _Leaf:
@@ -189,6 +192,16 @@ def _of_day(numbers: pa.Array, per_second: int) -> pa.Array:
     epoch_times.check_between(numbers, 0, _SECONDS_A_DAY * per_second - 1, "no time of a day")
     unit = _UNITS[per_second]
     return numbers.cast(pa.int32()).cast(pa.time32("ms")) if unit == "ms" else numbers.cast(pa.time64(unit))
+
+
+def _no_bytes(values: Sequence[Any]) -> pa.Array:
+    """Bytes that were sent as text: nothing says whether in hex or in a base64, and hex may be taken for base64."""
+    if any(value is not None for value in values):
+        raise ValueError(
+            "a text by the event's schema part, and not bytes; set binary.handling.mode=bytes, or declare the field as "
+            "STRING"
+        )
+    return pa.nulls(len(values), pa.binary())
 
 
 # --- texts
@@ -357,7 +370,8 @@ _MOST_NESTED = 16
 def well_known_text(wkb: bytes) -> str:
     """The text (WKT) of a geometry in well-known binary, also in PostGIS's form with a reference system.
 
-    Raises ValueError.
+    It is as Elasticsearch and OpenSearch read it: three coordinates without the mark Z, no measure (M), and the points
+    of a MULTIPOINT without brackets of their own. Raises ValueError.
     """
     reader = _Wkb(wkb)
     text = reader.geometry(0)
@@ -382,35 +396,41 @@ class _Wkb:
         has_z, has_m = bool(code & _Z) or iso in (1, 3), bool(code & _M) or iso in (2, 3)
         if not 0 < shape < len(_SHAPES) or iso > 3:
             raise ValueError(f"the kind of geometry {code & 0xFFFF} has no text")
-        numbers = 2 + has_z + has_m
-        body = self._body(shape, numbers, end, depth)
-        mark = f" {'Z' * has_z}{'M' * has_m}" if has_z or has_m else ""
-        return f"{_SHAPES[shape]}{mark} {body}"
+        # The measure is the last number of a point.
+        point = f"{2 + has_z}d{'8x' * has_m}"
+        return f"{_SHAPES[shape]} {self._body(shape, point, end, depth)}"
 
-    def _body(self, shape: int, numbers: int, end: str, depth: int) -> str:
+    def _body(self, shape: int, point: str, end: str, depth: int) -> str:
+        """``point``: the form of a point's numbers."""
         if shape == 1:
-            point = self._take(f"{numbers}d", end)
-            return "EMPTY" if point[0] != point[0] else f"({_coordinates(point)})"
+            numbers = self._take(point, end)
+            return "EMPTY" if numbers[0] != numbers[0] else f"({_coordinates(numbers)})"
         if shape == 2:
-            return self._points(numbers, end)
+            return self._points(point, end)
         if shape == 3:
-            return self._list(end, lambda: self._points(numbers, end))
-        # The parts are geometries of their own, which leave out their name unless they may be of any kind.
-        whole = shape == len(_SHAPES) - 1
-        return self._list(end, lambda: self._part(depth, whole=whole))
+            return self._list(end, lambda: self._points(point, end))
+        if shape == len(_SHAPES) - 1:
+            return self._list(end, lambda: self.geometry(depth + 1))
+        # The parts are geometries of their own, of one kind, which leave out their name.
+        kind = _SHAPES[shape - 3]
+        return self._list(end, lambda: self._part(depth, kind))
 
-    def _part(self, depth: int, *, whole: bool) -> str:
-        text = self.geometry(depth + 1)
-        return text if whole else text[text.index("(") :] if "(" in text else "EMPTY"
+    def _part(self, depth: int, kind: str) -> str:
+        name, _, body = self.geometry(depth + 1).partition(" ")
+        if name != kind:
+            raise ValueError(f"a {name} where a {kind} should be")
+        return body if kind != "POINT" else "" if body == "EMPTY" else body[1:-1]
 
-    def _points(self, numbers: int, end: str) -> str:
-        return self._list(end, lambda: _coordinates(self._take(f"{numbers}d", end)))
+    def _points(self, point: str, end: str) -> str:
+        return self._list(end, lambda: _coordinates(self._take(point, end)))
 
     def _list(self, end: str, read: Callable[[], str]) -> str:
+        """The parts; those of no text, the empty points of a MULTIPOINT, are left out."""
         (number,) = self._take("I", end)
         if number > len(self._data):
             raise ValueError("the geometry ends too early")
-        return f"({', '.join(read() for _ in range(number))})" if number else "EMPTY"
+        texts = [text for text in (read() for _ in range(number)) if text]
+        return f"({', '.join(texts)})" if texts else "EMPTY"
 
     def _take(self, form: str, end: str) -> tuple[Any, ...]:
         taken = struct.unpack_from(end + form, self._data, self.at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,6 +16,9 @@ from headrace.spark.records.exact_columns import UnfitError
 from headrace.spark.records.json_objects import REFUSED, Objects
 
 _SCHEMAS_KEPT = 64
+NO_SCHEMA, OF_DOCUMENTS = 0, -1
+"""In place of the number of a schema part: of events without one, and of MongoDB's documents. These are texts, of whose
+fields a schema part says nothing, and in which no number is base64."""
 
 
 class DeclaredRows:
@@ -70,8 +74,8 @@ class DeclaredRows:
         """The rows as Arrow's; those that do not fit are null, and added to ``refused``. ``part``: "before", "after",
         or "" of a row that is no part of an envelope."""
         numbers = set(schemas)
-        if len(numbers) == 1:
-            return self._array(rows, numbers.pop(), part, refused)
+        if len(numbers) <= 1:
+            return self._array(rows, numbers.pop() if numbers else NO_SCHEMA, part, refused)
         made, order = [], []
         for number in sorted(numbers):
             own = [row for row, schema in enumerate(schemas) if schema == number]
@@ -96,9 +100,9 @@ class DeclaredRows:
 
     def _objects_of(self, schema: int, part: str) -> Objects:
         if (objects := self._objects.get((schema, part))) is None:
-            said = self._said[schema]
+            said = None if schema == OF_DOCUMENTS else self._said[schema]
             place = f"$.{part}" if part else "$"
-            leaf = self._leaf
+            leaf = self._leaf if schema != OF_DOCUMENTS else replace(self._leaf, decimals="number")
             if said is not None:
                 # In a flattened row the fields are beside each other, in an envelope within its parts.
                 leaf = ConnectLeaf(said.get(part, said[""]), leaf.times, leaf.decimals, leaf.time_zone)

@@ -22,14 +22,13 @@ from headrace.formats.change_events import (
     SCHEMA_CHANGE,
     TRANSACTION,
 )
-from headrace.spark.records.events.declared_rows import DeclaredRows
+from headrace.spark.records.events.declared_rows import NO_SCHEMA, OF_DOCUMENTS, DeclaredRows
 from headrace.spark.records.events.event_columns import connector_of, text_of
 from headrace.spark.records.events.mongo_documents import plain_document
 from headrace.spark.records.json_objects import REFUSED
 
 UNKNOWN_OPERATION = "it has the operation {!r}, which headrace does not know"
 _NO_FIELDS = "it has neither an operation nor a field of the row"
-_NO_SCHEMA = 0
 _CLOUD = "iodebezium"
 
 _UNREADABLE = (*REFUSED, ValueError, TypeError, KeyError, ArithmeticError)
@@ -79,7 +78,7 @@ class ChangeEvent(NamedTuple):
     source: Any = None
     transaction: Any = None
     ts_ms: Any = None
-    schema: int = _NO_SCHEMA
+    schema: int = NO_SCHEMA
     has_position: bool = True
 
 
@@ -127,13 +126,13 @@ class EventReader:
             self._row_readers.append(msgspec.json.Decoder(rows.loose | None).decode)
         self._flat = False
         """Whether rows came in flattened form, so that envelopes are not to be expected."""
-        self._opening, self._schema = b"", _NO_SCHEMA
+        self._opening, self._schema = b"", NO_SCHEMA
         """The bytes before the payload of the last record with a schema part, which are those of most others too."""
 
     def forget_schemas(self) -> None:
         """Bound what is kept of schema parts. Only between batches: their numbers are given anew."""
         if self._rows.forget_schemas():
-            self._opening, self._schema = b"", _NO_SCHEMA
+            self._opening, self._schema = b"", NO_SCHEMA
 
     # --- values
 
@@ -216,6 +215,7 @@ class EventReader:
             raise ValueError(UNKNOWN_OPERATION.format(held.op))
         before, after = self._before(fields.get("before")), self._after(fields.get("after"), held.op)
         self._flat = False
+        schema = OF_DOCUMENTS if _has_documents(fields) else schema
         return ChangeEvent(held.op, before, after, held.source, held.transaction, held.ts_ms, schema)
 
     def _flattened(self, payload: bytes, fields: Mapping[str, Any], schema: int, headers: _Headers) -> ChangeEvent:
@@ -263,6 +263,7 @@ class EventReader:
         if op not in OPERATIONS:
             raise ValueError(UNKNOWN_OPERATION.format(op))
         before, after = self._before(fields.get("before")), self._after(given, op)
+        schema = OF_DOCUMENTS if _has_documents(fields) else schema
         return ChangeEvent(op, before, after, source, transaction, said.get("tsms"), schema)
 
     # --- keys
@@ -297,16 +298,16 @@ class EventReader:
             else:
                 return inside, self._schema
         if b'"payload"' not in text:
-            return text, _NO_SCHEMA
+            return text, NO_SCHEMA
         try:
             wrapped = _read_wrapped(text)
         except REFUSED:
-            return text, _NO_SCHEMA
+            return text, NO_SCHEMA
         schema, payload = bytes(wrapped.schema), bytes(wrapped.payload)
         if payload[:1] not in (b"{", b"n"):
-            return text, _NO_SCHEMA
+            return text, NO_SCHEMA
         if schema == b"null":
-            return payload, _NO_SCHEMA
+            return payload, NO_SCHEMA
         number = self._rows.schema_number(schema)
         opening = b'{"schema":%b,"payload":' % schema
         if text == b"%b%b}" % (opening, payload):
@@ -350,19 +351,41 @@ class EventReader:
 
 _OF_CHANGE = frozenset({"__op", "__deleted"})
 _OF_ENVELOPE = frozenset({"op", "before", "after", "source"})
+_OF_HEARTBEAT = frozenset({"ts_ms", "ts_us", "ts_ns"})
+_OF_SCHEMA_CHANGE = _OF_HEARTBEAT | {"source", "databaseName", "schemaName", "ddl", "tableChanges"}
+_OF_TRANSACTION = _OF_HEARTBEAT | {"status", "id", "event_count", "data_collections"}
+
+
+def _has_documents(fields: Mapping[str, Any]) -> bool:
+    """Whether the rows of an envelope are MongoDB's, which are texts."""
+    given = (bytes(fields[part]) for part in ("after", "before") if part in fields)
+    return next((text for text in given if text != b"null"), b"").startswith(b'"')
 
 
 def _changes_no_row(fields: Mapping[str, Any], declared: Set[str]) -> str | None:
     """What an event of these fields is, if it is none of a row, which has ``declared`` fields."""
     names = fields.keys()
     # Of the other events only that of a transaction has a field that a table often has: its id.
-    if {"status", "id"} <= names and names & {"event_count", "data_collections"} and "status" not in declared:
+    if (
+        {"status", "id"} <= names
+        and names & {"event_count", "data_collections"}
+        and ("status" not in declared or _is_of(_OF_TRANSACTION, names, declared))
+    ):
         return TRANSACTION if _scalar(fields["status"]) in ("BEGIN", "END") else None
-    if names & declared:
-        return None
-    if "source" in names and names & {"tableChanges", "ddl"}:
+    if (
+        names & {"tableChanges", "ddl"}
+        and bytes(fields.get("source", b""))[:1] == b"{"
+        and _is_of(_OF_SCHEMA_CHANGE, names, declared)
+    ):
         return SCHEMA_CHANGE
-    return HEARTBEAT if names and names <= {"ts_ms", "ts_us", "ts_ns"} else None
+    return HEARTBEAT if names and names <= _OF_HEARTBEAT and _is_of(_OF_HEARTBEAT, names, declared) else None
+
+
+def _is_of(kind: Set[str], names: Set[str], declared: Set[str]) -> bool:
+    """Whether a value with fields of another event, a ``kind``, is no row. A row has all fields of its table: where the
+    table has a field that is none of the event's, a value with only the event's is no row of it."""
+    shared = names & declared
+    return not shared or (shared <= kind and not declared <= kind)
 
 
 def _inside(text: bytes, opening: bytes, length: int) -> bytes:

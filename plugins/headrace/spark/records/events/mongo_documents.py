@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.spark.records.exact_columns import YEARS_1_TO_9999
-from headrace.spark.records.json_objects import REFUSED
+from headrace.spark.records.json_objects import JSON_NUMBER, REFUSED
 
 _SHOWN_CHARACTERS = 60
 
@@ -46,7 +46,7 @@ def _mongo_words() -> Mapping[str, Callable[[Any], Any]]:
         "$oid": str,
         "$numberLong": int,
         "$numberInt": int,
-        "$numberDecimal": str,
+        "$numberDecimal": _mongo_decimal,
         "$numberDouble": _mongo_double,
         "$symbol": str,
         "$uuid": str,
@@ -54,8 +54,20 @@ def _mongo_words() -> Mapping[str, Callable[[Any], Any]]:
     }
 
 
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+
+
+def _mongo_decimal(given: Any) -> Any:
+    """The number with all its digits, which have no room in a double."""
+    if given in _NO_NUMBERS:
+        return given
+    if not JSON_NUMBER.fullmatch(given):
+        raise ValueError(f"{given[:_SHOWN_CHARACTERS]} is no decimal")
+    return msgspec.Raw(given.encode())
+
+
 def _mongo_double(given: Any) -> Any:
-    if given in ("NaN", "Infinity", "-Infinity"):
+    if given in _NO_NUMBERS:
         return given
     number = float(given)
     if not math.isfinite(number):
