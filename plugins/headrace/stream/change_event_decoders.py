@@ -109,7 +109,7 @@ class DebeziumDecoder(_OfDebezium):
     @property
     def decodes(self) -> str:  # type: ignore[override]
         of = "change_events:ChangeEvents" if self.events is None else "decoded_events:DecodedEvents"
-        return f"headrace.spark.records.{of}"
+        return f"headrace.spark.records.events.{of}"
 
     @property
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -58,6 +59,21 @@ def test_truncates_are_applied_by_positions_only(ids: Any) -> None:
 def test_a_decoder_has_fields_or_events(fields: Any) -> None:
     with pytest.raises(StreamDefinitionError, match="either the fields of the table"):
         DebeziumDecoder(**fields)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        DebeziumKeyDecoder(fields="id INT"),
+        DebeziumDecoder(fields="id INT"),
+        DebeziumDecoder(events=JsonDecoder(fields="op STRING, after STRUCT<id INT>")),
+    ],
+    ids=lambda decoder: str(decoder.decodes).rpartition(":")[2],
+)
+def test_the_class_that_decodes_is_there(decoder: Any) -> None:
+    """A task imports it by its name; until then nothing does."""
+    module, _, name = str(decoder.decodes).partition(":")
+    assert isinstance(getattr(importlib.import_module(module), name), type)
 
 
 def test_rows_of_other_formats_are_those_of_their_events() -> None:
