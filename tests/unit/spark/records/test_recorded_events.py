@@ -199,3 +199,43 @@ def test_a_flattened_row_in_avro_may_say_no_operation(tmp_path: Path) -> None:
     made, refused = decoded_by(decoder, list(values), tmp_path)
     assert list(refused) == [0]
     assert [(each["op"], each["value"]) for each in made[1:]] == [(None, {"id": 1}), ("m", None), ("d", None)]
+
+
+def record(name: str, *fields: tuple[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": each, "type": kind} for each, kind in fields]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"after": "x"},
+        {"op": "c", "after": "x"},
+        {"op": "c", "after": "x", "before": "y", "source": "z", "__v": "1"},
+    ],
+)
+def test_a_flattened_table_may_have_columns_of_an_envelope(more: dict[str, str], tmp_path: Path) -> None:
+    schema = record("Value", ("id", "int"), *((name, "string") for name in more), ("__deleted", "string"))
+    decoder = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(schema)))
+    values = [encoded(schema, {"id": 1, **more, "__deleted": deleted}) for deleted in ("false", "true")]
+    made, refused = decoded_by(decoder, list(values), tmp_path)
+    assert not refused
+    row = {"id": 1, **more}
+    assert [(each["op"], each["value"], each["before"]) for each in made] == [(None, row, None), ("d", None, row)]
+
+
+def test_a_time_of_0_is_none(tmp_path: Path) -> None:
+    """proto3 has it for what is not set."""
+    source = record("Source", ("connector", "string"), ("ts_ms", "long"), ("ts_us", "long"))
+    schema = record("Envelope", ("after", ["null", ROW]), ("source", source), ("op", "string"), ("ts_ms", "long"))
+    decoder = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(schema)))
+    times = [(0, 0, 0), (0, 2, 0), (0, 2, 3), (4, 2, 3)]
+    values = [
+        encoded(
+            schema,
+            {"after": {"id": 1}, "op": "c", "ts_ms": sent, "source": {"connector": "x", "ts_ms": ms, "ts_us": us}},
+        )
+        for us, ms, sent in [*times, (0, 0, 3)]
+    ]
+    made, _ = decoded_by(decoder, list(values), tmp_path)
+    micros = [each["changed_at"] and each["changed_at"].microsecond for each in made]
+    assert micros == [None, 2_000, 2_000, 4, 3_000]
