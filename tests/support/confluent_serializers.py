@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
@@ -17,6 +18,7 @@ from tests.support.protobuf_examples import message_class
 
 from headrace.formats.protobuf_compiler import compile_schema
 from headrace.formats.schema_text import SchemaText
+from headrace.wal.frame import RECORD_SCHEMA
 
 Record = tuple[bytes, list[tuple[str, bytes]]]
 """The bytes of a key or value, and the headers that the serializer added."""
@@ -76,6 +78,15 @@ class ConfluentSerializers:
             self.client.register_schema(subject, Schema(json.dumps(schema), format_, needed))
             made.append(SchemaReference(name, subject, 1))
         return made
+
+
+def columns_of(records: Sequence[Record | None]) -> tuple[pa.Array, pa.Array]:
+    """The bytes of records, None for those that have none, and their headers, as a decoder is given them."""
+    headers = [
+        None if record is None else [{"key": name, "value": value} for name, value in record[1]] for record in records
+    ]
+    values = [None if record is None else record[0] for record in records]
+    return pa.array(values, pa.binary()), pa.array(headers, RECORD_SCHEMA.field("headers").type)
 
 
 def id_in_header(payload: bytes, context: Any, schema_id: Any) -> bytes:

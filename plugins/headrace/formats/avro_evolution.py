@@ -31,6 +31,8 @@ _FINER: Mapping[tuple[AvroKind, AvroKind], int] = {
     (AvroKind.LOCAL_MILLIS, AvroKind.LOCAL_NANOS): 1_000_000,
     (AvroKind.LOCAL_MICROS, AvroKind.LOCAL_NANOS): 1_000,
     (AvroKind.TIME_MILLIS, AvroKind.TIME_MICROS): 1_000,
+    (AvroKind.TIME_MILLIS, AvroKind.TIME_NANOS): 1_000_000,
+    (AvroKind.TIME_MICROS, AvroKind.TIME_NANOS): 1_000,
 }
 _NAMED = ("record", "enum", "fixed")
 

@@ -48,6 +48,7 @@ class AvroKind(StrEnum):
     DATE = "date"
     TIME_MILLIS = "time-millis"
     TIME_MICROS = "time-micros"
+    TIME_NANOS = "io.debezium.time.NanoTime"
     TIMESTAMP_MILLIS = "timestamp-millis"
     TIMESTAMP_MICROS = "timestamp-micros"
     TIMESTAMP_NANOS = "timestamp-nanos"
@@ -113,6 +114,7 @@ _DDL = {
     AvroKind.DATE: "DATE",
     AvroKind.TIME_MILLIS: "STRING",
     AvroKind.TIME_MICROS: "STRING",
+    AvroKind.TIME_NANOS: "STRING",
     AvroKind.TIMESTAMP_MILLIS: "TIMESTAMP",
     AvroKind.TIMESTAMP_MICROS: "TIMESTAMP",
     AvroKind.TIMESTAMP_NANOS: "STRING",
@@ -138,6 +140,7 @@ _CONNECT_NAMES = {
     (AvroKind.INT, "io.debezium.time.Date"): AvroKind.DATE,
     (AvroKind.INT, "io.debezium.time.Time"): AvroKind.TIME_MILLIS,
     (AvroKind.LONG, "io.debezium.time.MicroTime"): AvroKind.TIME_MICROS,
+    (AvroKind.LONG, "io.debezium.time.NanoTime"): AvroKind.TIME_NANOS,
     (AvroKind.LONG, "io.debezium.time.Timestamp"): AvroKind.LOCAL_MILLIS,
     (AvroKind.LONG, "io.debezium.time.MicroTimestamp"): AvroKind.LOCAL_MICROS,
     (AvroKind.LONG, "io.debezium.time.NanoTimestamp"): AvroKind.LOCAL_NANOS,

@@ -44,18 +44,62 @@ def beside(row: str) -> str:
     )
 
 
-def row_columns(columns: Sequence[tuple[str, str]]) -> str | None:
+OF_CHANGE = frozenset({"__op", "__deleted"})
+"""What a row in flattened form says of its change. A table may have columns such as op and after: these come first."""
+_SOURCES = (
+    *("version", "connector", "name", "ts_ms", "ts_us", "ts_ns", "snapshot", "db", "sequence", "schema", "table"),
+    *("collection", "txId", "lsn", "xmin", "origin", "origin_lsn"),
+    *("server_id", "gtid", "file", "pos", "row", "thread", "query"),
+    *("ord", "h", "tord", "stxnid", "lsid", "txnNumber", "wallTime"),
+    *("change_lsn", "commit_lsn", "event_serial_no"),
+    *("scn", "commit_scn", "lcr_position", "rs_id", "ssn", "redo_thread", "redo_sql", "user_name", "row_id"),
+    *("start_scn", "start_ts_ms", "commit_ts_ms"),
+)
+"""The fields of a source: of every one, of PostgreSQL, of MySQL, of MongoDB, of SQL Server and Db2, and of Oracle."""
+_ADDED = OF_CHANGE | {f"__{name}" for name in (*_SOURCES, "total_order", "data_collection_order", "updateDescription")}
+_ADDED_OF = ("__source_", "__transaction_", "__updateDescription_", "__before_", "__after_")
+
+
+def is_envelope(columns: Mapping[str, Any]) -> bool:
+    """Whether decoded events with these columns are envelopes. ``columns``: a tree of `headrace.stream.ddl.type_tree`.
+
+    Both the definition and the tasks ask it: what the columns are taken for is what they are read as.
+    """
+    row = columns.get("after")
+    parts = (row, columns.get("source", {}), columns.get("transaction", {}))
+    return (
+        columns.get("op") == "STRING"
+        and all(isinstance(part, dict) for part in parts)
+        and columns.get("before", row) == row
+        and not columns.keys() & OF_CHANGE
+    )
+
+
+def row_columns(columns: Sequence[tuple[str, str]], tree: Mapping[str, Any]) -> str:
     """The type in DDL of the rows within decoded events that have these columns (names and types).
 
-    Events are envelopes, or rows in flattened form. None: they are neither.
+    Events are envelopes, or rows in flattened form. ``tree``: as `is_envelope` takes it. Raises ValueError if they are
+    neither.
     """
-    types = dict(columns)
-    if "op" in types and "after" in types:
-        return types["after"]
-    row = [(name, kind) for name, kind in columns if not name.startswith("__")]
-    if not row or len(row) == len(columns):
-        return None
-    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in row)
+    if is_envelope(tree):
+        return dict(columns)["after"]
+    row = [(name, kind) for name, kind in columns if not _is_added(name)]
+    if row and len(row) < len(columns):
+        return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in row)
+    if tree.get("op") == tree.get("after") == "STRING":
+        raise ValueError(
+            "describes events whose row is a text, as MongoDB's documents are, which are read in JSON only: let "
+            "Debezium write them with JsonConverter, and give a DebeziumDecoder fields in place of events"
+        )
+    raise ValueError(
+        "describes no change events: its columns are neither an envelope (op, before, after), nor a row with columns "
+        "such as __deleted"
+    )
+
+
+def _is_added(name: str) -> bool:
+    """Whether Debezium adds a field of this name to a row in flattened form, and the table has no such column."""
+    return name in _ADDED or name.startswith(_ADDED_OF)
 
 
 class Meaning(StrEnum):

@@ -4,7 +4,8 @@ DAG files and pages ask for the columns of a definition; Spark's tasks turn valu
 valid is another question, which a task asks of the whole schema: a column only has to hold every value that is.
 
 Confluent's converter writes what a type was in Kafka Connect as ``connect.type``, ``connect.index``,
-``connect.parameters`` and a title such as ``org.apache.kafka.connect.data.Decimal``; they count.
+``connect.parameters`` and a title such as ``org.apache.kafka.connect.data.Decimal``; they count. So do the titles of
+Debezium's times.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ LOCAL = "http://schema.invalid/"
 _LONG = 2**63
 _MAX_DIGITS = 38
 _CONNECT = "org.apache.kafka.connect.data."
+_DEBEZIUM = "io.debezium.time."
 # Spark's decoder of JSON takes no such names.
 _ESCAPED_IN_JSON = re.compile(r'["\\\x00-\x1f]')
 _IGNORES_SIBLINGS = ("draft-04", "draft-06", "draft-07")
@@ -62,7 +64,12 @@ class JsonKind(StrEnum):
     DECIMAL = "connect decimal"
     DAYS = "connect date"
     MILLIS_OF_DAY = "connect time"
+    MICROS_OF_DAY = "debezium microtime"
+    NANOS_OF_DAY = "debezium nanotime"
     MILLIS = "connect timestamp"
+    LOCAL_MILLIS = "debezium timestamp"
+    LOCAL_MICROS = "debezium microtimestamp"
+    LOCAL_NANOS = "debezium nanotimestamp"
     ARRAY = "array"
     MAP = "map"
     OBJECT = "object"
@@ -122,7 +129,12 @@ _DDL = {
     JsonKind.DATE_TIME: "TIMESTAMP",
     JsonKind.DAYS: "DATE",
     JsonKind.MILLIS_OF_DAY: "STRING",
+    JsonKind.MICROS_OF_DAY: "STRING",
+    JsonKind.NANOS_OF_DAY: "STRING",
     JsonKind.MILLIS: "TIMESTAMP",
+    JsonKind.LOCAL_MILLIS: "TIMESTAMP_NTZ",
+    JsonKind.LOCAL_MICROS: "TIMESTAMP_NTZ",
+    JsonKind.LOCAL_NANOS: "STRING",
 }
 _INTEGERS = (JsonKind.TINY, JsonKind.SMALL, JsonKind.INT, JsonKind.LONG, JsonKind.BIG)
 """Each is wider than those before it."""
@@ -139,8 +151,26 @@ _OF_CONNECT = {
     ("integer", f"{_CONNECT}Date"): JsonKind.DAYS,
     ("integer", f"{_CONNECT}Time"): JsonKind.MILLIS_OF_DAY,
     ("integer", f"{_CONNECT}Timestamp"): JsonKind.MILLIS,
+    ("integer", f"{_DEBEZIUM}Date"): JsonKind.DAYS,
+    ("integer", f"{_DEBEZIUM}Time"): JsonKind.MILLIS_OF_DAY,
+    ("integer", f"{_DEBEZIUM}MicroTime"): JsonKind.MICROS_OF_DAY,
+    ("integer", f"{_DEBEZIUM}NanoTime"): JsonKind.NANOS_OF_DAY,
+    ("integer", f"{_DEBEZIUM}Timestamp"): JsonKind.LOCAL_MILLIS,
+    ("integer", f"{_DEBEZIUM}MicroTimestamp"): JsonKind.LOCAL_MICROS,
+    ("integer", f"{_DEBEZIUM}NanoTimestamp"): JsonKind.LOCAL_NANOS,
 }
 """By the type, and by ``connect.type`` or the title."""
+_UNITS: Mapping[JsonKind, str] = {
+    JsonKind.DAYS: "days",
+    JsonKind.MILLIS_OF_DAY: "milliseconds of a day",
+    JsonKind.MICROS_OF_DAY: "microseconds of a day",
+    JsonKind.NANOS_OF_DAY: "nanoseconds of a day",
+    JsonKind.MILLIS: "milliseconds",
+    JsonKind.LOCAL_MILLIS: "milliseconds",
+    JsonKind.LOCAL_MICROS: "microseconds",
+    JsonKind.LOCAL_NANOS: "nanoseconds",
+}
+"""What a number counts that is a date or a time."""
 _OF_FORMAT = {"date": JsonKind.DATE, "date-time": JsonKind.DATE_TIME}
 _NULL = JsonType(JsonKind.NULL)
 _ANY = JsonType(JsonKind.ANY)
@@ -164,6 +194,23 @@ def read_schema(schema: SchemaText) -> JsonType:
         raise JsonSchemaError("describes no JSON objects with properties")
     title = documents.root.get("title") if isinstance(documents.root, dict) else ""
     return replace(read, title=title if isinstance(title, str) else "")
+
+
+def differing_unit(writer: JsonType, reader: JsonType, place: str = "$") -> str | None:
+    """Where a number is a time of one unit by the writer's schema, and of another one by the reader's; None if nowhere.
+
+    Such a number is valid by both, and would be another time.
+    """
+    written, read = _UNITS.get(writer.kind), _UNITS.get(reader.kind)
+    if written is not None and read is not None and written != read:
+        return f"`{place}` was {written}, and is read as {read}"
+    held = dict(writer.parts) if writer.kind is reader.kind else {}
+    below = (
+        differing_unit(held[name], part, f"{place}.{name}" if name else f"{place}[]")
+        for name, part in reader.parts
+        if name in held
+    )
+    return next(filter(None, below), None)
 
 
 class SchemaDocuments:

@@ -126,13 +126,10 @@ class DebeziumDecoder(_OfDebezium):
         """Raises SchemaNotKnownError, and ValueError if what ``events`` decodes are no change events."""
         if self.events is None:
             return str(self.fields)
-        rows = change_events.row_columns(typed_columns(self.events.column))
-        if rows is None:
-            raise ValueError(
-                "events: decodes no change events: its columns are neither an envelope (op, before, after), nor "
-                "a row with columns such as __deleted"
-            )
-        return rows
+        column = self.events.column
+        tree = type_tree(column)
+        # A type that is no struct has no columns.
+        return change_events.row_columns(*((typed_columns(column), tree) if isinstance(tree, dict) else ((), {})))
 
     @property
     def beside(self) -> str:
@@ -163,9 +160,13 @@ class DebeziumDecoder(_OfDebezium):
         return self.events is not None and self.events.is_framed
 
     def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:
-        return (
-            self if self.events is None else self.model_copy(update={"events": self.events.with_reader(schema, part)})
-        )
+        if self.events is None:
+            return self
+        made = self.model_copy(update={"events": self.events.with_reader(schema, part)})
+        if schema is not None:
+            # Whether its values are change events is known now.
+            _ = made.column
+        return made
 
     @property
     def connection_ids(self) -> tuple[str, ...]:
@@ -188,7 +189,7 @@ class DebeziumDecoder(_OfDebezium):
             try:
                 column = self.column
             except ValueError as error:
-                yield str(error)
+                yield f"events: {error}"
             else:
                 yield from ambiguous_names(stream, "events", column)
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.support.avro_examples import ARROW
-from tests.support.confluent_serializers import ConfluentSerializers, Record, id_in_header
+from tests.support.confluent_serializers import ConfluentSerializers, Record, columns_of, id_in_header
 
-from headrace.batch.readers import ask_reader
 from headrace.devstack.registry import RegistryServer
-from headrace.kept_values import KeptValues
 from headrace.registry.client import SchemaUnknownError
 from headrace.spark.records.framed_values import FramedValues
-from headrace.stream import AvroDecoder, ConsoleOutput, JsonSchemaDecoder, KafkaInput, ProtobufDecoder, Stream
+from headrace.stream import AvroDecoder, JsonSchemaDecoder, ProtobufDecoder
 from headrace.stream.ddl import ColumnType, parse_columns
-from headrace.wal.frame import RECORD_SCHEMA
 
 pytestmark = pytest.mark.slow
 
@@ -82,32 +78,14 @@ def json_schema(*, title: str = "Order", **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def decode(connection: str, serializers: ConfluentSerializers, tmp_path: Path) -> Decode:
+def decode(connection: str, asked: Any) -> Decode:
     """Decodes records of the topic as the first run of a batch does: the rows, and the reasons in order."""
 
     def decoded(kind: Any, *records: Record | None, part: str = "value", **fields: Any) -> tuple[list[Any], list[str]]:
-        decoder = kind(registry=connection, **fields)
-        source = KafkaInput(bootstrap_servers="127.0.0.1:1", topics=serializers.topic, **{f"{part}_decoder": decoder})
-        stream = Stream(
-            name="orders",
-            inputs=source,
-            outputs=ConsoleOutput(),
-            batch_interval="10 s",
-            storage=str(tmp_path),
-            ledger=f"sqlite:///{tmp_path}/ledger.db",
-        )
-        asked = ask_reader(stream, stream.inputs[0], f"{part}_decoder").decoder
-        kept = KeptValues(asked.kept_url(stream.folder_url), "first_run")
-        columns = pa.struct([(column.name, arrow_of(column.type)) for column in parse_columns(asked.column)])
-        values: FramedValues = FramedValues(columns, kept=kept, **asked.keywords)  # type: ignore[arg-type]
-        headers = [
-            None if record is None else [{"key": name, "value": value} for name, value in record[1]]
-            for record in records
-        ]
-        rows, refused = values.decode(
-            pa.array([None if record is None else record[0] for record in records], pa.binary()),
-            headers=pa.array(headers, RECORD_SCHEMA.field("headers").type),
-        )
+        decoder, kept = asked(kind(registry=connection, **fields), part)
+        columns = pa.struct([(column.name, arrow_of(column.type)) for column in parse_columns(decoder.column)])
+        values, headers = columns_of(records)
+        rows, refused = FramedValues(columns, kept=kept, **decoder.keywords).decode(values, headers=headers)
         return rows.to_pylist(), [refused[row] for row in sorted(refused)]
 
     return decoded

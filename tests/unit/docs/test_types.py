@@ -101,5 +101,31 @@ def test_the_table_of_debeziums_types_is_true() -> None:
         assert in_document(made["value"]["v"]) == json.loads(expected, parse_float=of_text(ddl)), row[0]
 
 
+BELOW = {"time.Date": "int", "time.Time": "int", "time.ZonedTimestamp": "string", "time.IsoTimestamp": "string"}
+"""The types of Avro below Debezium's; the others are longs."""
+
+
+def test_the_table_of_times_in_other_formats_is_true() -> None:
+    part = PAGE.read_text().partition("\n| values | Avro | JSON Schema | Protobuf |\n")[2]
+    named = [
+        (name, avro, in_json)
+        for first, avro, in_json in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|", part, re.MULTILINE)
+        for name in re.findall(r"`(time\.\w+)`", first)
+    ]
+    assert len(named) == 9
+    for name, avro, in_json in named:
+        below, title = BELOW.get(name, "long"), f"io.debezium.{name}"
+        row = {
+            "type": "record",
+            "name": "Row",
+            "fields": [{"name": "x", "type": {"type": below, "connect.name": title}}],
+        }
+        kind = {"type": "string" if below == "string" else "integer", "title": title}
+        columns = read_schema(json.dumps(row)).columns()
+        assert columns == f"`x` {avro.replace('stay texts', '`STRING`').strip('`')}", name
+        columns = json_schema.read_schema(SchemaText(json.dumps({"properties": {"x": kind}}))).columns()
+        assert columns == f"`x` {in_json.replace('stay texts', '`STRING`').strip('`')}", name
+
+
 def of_text(ddl: str) -> Any:
     return Decimal if ddl.startswith("DECIMAL") else float

@@ -62,6 +62,7 @@ COLUMNS: list[tuple[Any, str]] = [
     ({"type": "int", "connect.name": "io.debezium.time.Date"}, "DATE"),
     ({"type": "int", "connect.name": "io.debezium.time.Time"}, "STRING"),
     ({"type": "long", "connect.name": "io.debezium.time.MicroTime"}, "STRING"),
+    ({"type": "long", "connect.name": "io.debezium.time.NanoTime"}, "STRING"),
     ({"type": "long", "connect.name": "io.debezium.time.Timestamp"}, "TIMESTAMP_NTZ"),
     ({"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}, "TIMESTAMP_NTZ"),
     ({"type": "long", "connect.name": "io.debezium.time.NanoTimestamp"}, "STRING"),

@@ -36,11 +36,12 @@ def nanosecond_texts(numbers: pa.Array, kind: pa.DataType, zone: str) -> pa.Arra
 
 
 def times_of_day(numbers: pa.Array, kind: pa.DataType, per_second: int) -> pa.Array:
-    """Milliseconds or microseconds since midnight as texts of ISO 8601."""
+    """Milliseconds, microseconds or nanoseconds since midnight as texts of ISO 8601."""
     check_between(numbers, 0, _SECONDS_A_DAY * per_second - 1, "no time of a day")
     if per_second == 1_000:
         return numbers.cast(pa.int32()).cast(pa.time32("ms")).cast(kind)
-    return numbers.cast(pa.int64()).cast(pa.time64("us")).cast(kind)
+    unit = "us" if per_second == 1_000_000 else "ns"
+    return numbers.cast(pa.int64()).cast(pa.time64(unit)).cast(kind)
 
 
 def check_between(numbers: pa.Array, least: int, most: int, why: str) -> None:

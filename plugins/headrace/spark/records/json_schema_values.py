@@ -9,6 +9,7 @@ Nothing is fetched, whatever a schema refers to. A pattern has a limit of steps,
 from __future__ import annotations
 
 import binascii
+import contextlib
 import copy
 import decimal
 import json
@@ -27,8 +28,10 @@ from headrace.formats.json_schema import (
     LOCAL,
     DateTimes,
     JsonKind,
+    JsonSchemaError,
     JsonType,
     SchemaDocuments,
+    differing_unit,
     read_schema,
 )
 from headrace.formats.missing_library import LibraryMissingError
@@ -89,13 +92,16 @@ class JsonSchemaValues:
         """``schema`` and ``references`` are the reader's, which has the columns. Values are validated by the
         ``writer``'s schema, by the reader's without one.
 
-        Raises LibraryMissingError, JsonSchemaUnusableError.
+        Raises LibraryMissingError, JsonSchemaUnusableError, and JsonSchemaError if the writer's numbers are times of
+        another unit.
         """
         own = SchemaText(schema, tuple((references or {}).items()))
         made = read_schema(own)
         named = made.title or "the schema"
         self._wanted = f"no JSON object of {named}"
         self._validator = _validator(writer or own)
+        if writer is not None and (difference := _differing_unit(writer, made)) is not None:
+            raise JsonSchemaError(f"was written by another schema: {difference}")
         self._parse = msgspec.json.Decoder().decode
         self._objects = JsonObjects(column, time_zone, named, _own_places(made))
 
@@ -128,6 +134,13 @@ class JsonSchemaValues:
             place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
             return f"it {_words(error)} - at `${place}`"
         return "it is not valid"
+
+
+def _differing_unit(writer: SchemaText, reader: JsonType) -> str | None:
+    with contextlib.suppress(JsonSchemaError):
+        # A writer's schema may have no columns of its own.
+        return differing_unit(read_schema(writer), reader)
+    return None
 
 
 def _validator(schema: SchemaText) -> Any:
@@ -242,7 +255,12 @@ _CONVERSIONS: Mapping[JsonKind, MakePlaceValues] = {
     JsonKind.DECIMAL: _ConnectDecimals,
     JsonKind.DAYS: _since_1970(epoch_times.dates),
     JsonKind.MILLIS_OF_DAY: _since_1970(epoch_times.times_of_day, 1_000),
+    JsonKind.MICROS_OF_DAY: _since_1970(epoch_times.times_of_day, 1_000_000),
+    JsonKind.NANOS_OF_DAY: _since_1970(epoch_times.times_of_day, 1_000_000_000),
     JsonKind.MILLIS: _since_1970(epoch_times.times, 1_000),
+    JsonKind.LOCAL_MILLIS: _since_1970(epoch_times.times, 1_000),
+    JsonKind.LOCAL_MICROS: _since_1970(epoch_times.times, 1_000_000),
+    JsonKind.LOCAL_NANOS: _since_1970(epoch_times.nanosecond_texts, ""),
 }
 
 

@@ -70,6 +70,9 @@ def test_fields_are_added_removed_and_put_in_another_order() -> None:
     assert read(writer, reader, {"gone": "x", "a": 1, "b": "y"}) == ([{"b": "y", "a": 1, "new": None}], {})
 
 
+NANO_TIME = {"type": "long", "connect.name": "io.debezium.time.NanoTime"}
+
+
 @pytest.mark.parametrize(
     ("kind", "default", "wanted"),
     [
@@ -136,6 +139,8 @@ def test_an_added_field_has_its_default(kind: Any, default: Any, wanted: Any) ->
         (logical("long", "timestamp-millis"), logical("long", "timestamp-micros"), 1,
          datetime.datetime(1970, 1, 1, 0, 0, 0, 1000, UTC)),
         (logical("int", "time-millis"), logical("long", "time-micros"), 1, "00:00:00.001000"),
+        (logical("int", "time-millis"), NANO_TIME, 1, "00:00:00.001000000"),
+        (NANO_TIME, NANO_TIME, 45_900_250_000_001, "12:45:00.250000001"),
         (logical("int", "date"), "long", 3, 3),
         (logical("bytes", "decimal", precision=5, scale=2), logical("bytes", "decimal", precision=9, scale=2),
          unscaled(12345), Decimal("123.45")),

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.formats.json_schema import JsonKind, JsonType, read_schema
-from headrace.formats.schema_text import SchemaText
-from headrace.spark.records.json_schema_values import JsonSchemaUnusableError, JsonSchemaValues
+from headrace.formats.json_schema import JsonKind, JsonSchemaError, JsonType, read_schema
+from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
+from headrace.spark.records.json_schema_values import JsonSchemaUnusableError, JsonSchemaValues, values_of
 
-CONNECT = "org.apache.kafka.connect.data."
+CONNECT, DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
 DECIMAL = {"title": f"{CONNECT}Decimal", "type": "number", "connect.parameters": {"scale": "2"}}
 DRAFTS = [
     *(f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)),
@@ -35,6 +35,8 @@ ARROW = {
     JsonKind.DAYS: pa.date32(),
     JsonKind.DATE_TIME: pa.timestamp("us", "UTC"),
     JsonKind.MILLIS: pa.timestamp("us", "UTC"),
+    JsonKind.LOCAL_MILLIS: pa.timestamp("us"),
+    JsonKind.LOCAL_MICROS: pa.timestamp("us"),
 }
 
 
@@ -91,6 +93,14 @@ UTC = datetime.UTC
         ({"title": f"{CONNECT}Date", "type": "integer"}, -1, datetime.date(1969, 12, 31)),
         ({"title": f"{CONNECT}Time", "type": "integer"}, 47_100_250, "13:05:00.250"),
         ({"title": f"{CONNECT}Timestamp", "type": "integer"}, 1, datetime.datetime(1970, 1, 1, 0, 0, 0, 1000, UTC)),
+        ({"title": f"{DEBEZIUM}Date", "type": "integer"}, 20_458, datetime.date(2026, 1, 5)),
+        ({"title": f"{DEBEZIUM}Time", "type": "integer"}, 47_100_250, "13:05:00.250"),
+        ({"title": f"{DEBEZIUM}MicroTime", "type": "integer"}, 47_100_250_000, "13:05:00.250000"),
+        ({"title": f"{DEBEZIUM}NanoTime", "type": "integer"}, 47_100_250_000_001, "13:05:00.250000001"),
+        ({"title": f"{DEBEZIUM}Timestamp", "type": "integer"}, 1, datetime.datetime(1970, 1, 1, 0, 0, 0, 1000)),
+        ({"title": f"{DEBEZIUM}MicroTimestamp", "type": "integer"}, 1, datetime.datetime(1970, 1, 1, 0, 0, 0, 1)),
+        ({"title": f"{DEBEZIUM}NanoTimestamp", "type": "integer"}, 1, "1970-01-01T00:00:00.000000001"),
+        ({"title": f"{DEBEZIUM}ZonedTimestamp", "type": "string"}, "2026-01-05T13:05:00Z", "2026-01-05T13:05:00Z"),
         (
             {"type": "string", "format": "date-time"},
             "2026-01-05T13:05:00+02:00",
@@ -165,6 +175,25 @@ def test_a_reason_names_the_place_and_the_rule(schema: Any, value: Any, says: st
     assert list(refused) == [2]
     assert says in refused[2]
     assert refused[2].startswith("no JSON object of Order: ")
+
+
+@pytest.mark.parametrize("wrap", [lambda kind: kind, lambda kind: {"type": "array", "items": kind}])
+def test_a_time_of_another_unit_is_not_read(wrap: Any) -> None:
+    """The number is valid by both schemas: it would be another time."""
+
+    def at(title: str) -> Any:
+        return {"properties": {"x": {"properties": {"at": wrap({"type": "integer", "title": title})}}}}
+
+    micros = at(f"{DEBEZIUM}MicroTimestamp")
+    assert decoded(at(f"{DEBEZIUM}Timestamp"), writer=at(f"{CONNECT}Timestamp"))[1] == {}
+    with pytest.raises(JsonSchemaError, match="was microseconds, and is read as milliseconds"):
+        decoded(at(f"{DEBEZIUM}Timestamp"), writer=micros)
+    with pytest.raises(UnreadableSchemaError, match=r"^it was written by another schema: `\$.x.at"):
+        values_of(
+            pa.struct([]),
+            writer=SchemaText(json.dumps(micros)).to_json(),
+            schema=json.dumps(at(f"{CONNECT}Timestamp")),
+        )
 
 
 def test_of_a_name_that_is_there_twice_the_last_value_counts() -> None:

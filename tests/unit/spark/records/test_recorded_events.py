@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf import text_format
 from tests.support.avro_examples import encoded
 from tests.support.change_events import changes_of, decode
+from tests.support.protobuf_examples import message_class
 
+from headrace.formats.protobuf_compiler import compile_schema
+from headrace.formats.schema_text import SchemaText
 from headrace.kept_values import KeptValues
 from headrace.spark.records.events.decoded_events import DecodedEvents, arrow_type
-from headrace.stream import AvroDecoder, DebeziumDecoder
+from headrace.stream import AvroDecoder, DebeziumDecoder, ProtobufDecoder
 from headrace.stream.ddl import type_tree
 
 RECORDED = Path(__file__).parents[3] / "support" / "debezium_orders.jsonl"
@@ -121,7 +126,7 @@ def in_avro(topic: str) -> tuple[DebeziumDecoder, list[bytes | None]]:
 
 
 def decoded_by(
-    decoder: DebeziumDecoder, values: list[bytes | None], tmp_path: Path
+    decoder: DebeziumDecoder, values: Sequence[bytes | None], tmp_path: Path
 ) -> tuple[list[Any], dict[int, str]]:
     kind = changes_of(arrow_type(type_tree(decoder.column)))
     made = DecodedEvents(kind, kept=KeptValues(str(tmp_path)), **decoder.keywords)
@@ -196,6 +201,68 @@ def test_a_flattened_row_in_avro_may_say_no_operation(tmp_path: Path) -> None:
     decoder = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(FLATTENED)))
     said = [("x", "false"), (None, "false"), ("m", "false"), (None, "TRUE")]
     values = [encoded(FLATTENED, {"id": 1, "__op": op, "__deleted": deleted}) for op, deleted in said]
-    made, refused = decoded_by(decoder, list(values), tmp_path)
+    made, refused = decoded_by(decoder, values, tmp_path)
     assert list(refused) == [0]
     assert [(each["op"], each["value"]) for each in made[1:]] == [(None, {"id": 1}), ("m", None), ("d", None)]
+
+
+def record(name: str, *fields: tuple[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": each, "type": kind} for each, kind in fields]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"after": "x"},
+        {"op": "c", "after": "x"},
+        {"op": "c", "after": "x", "before": "y", "source": "z", "__v": "1"},
+    ],
+)
+def test_a_flattened_table_may_have_columns_of_an_envelope(more: dict[str, str], tmp_path: Path) -> None:
+    schema = record("Value", ("id", "int"), *((name, "string") for name in more), ("__deleted", "string"))
+    decoder = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(schema)))
+    values = [encoded(schema, {"id": 1, **more, "__deleted": deleted}) for deleted in ("false", "true")]
+    made, refused = decoded_by(decoder, values, tmp_path)
+    assert not refused
+    row = {"id": 1, **more}
+    assert [(each["op"], each["value"], each["before"]) for each in made] == [(None, row, None), ("d", None, row)]
+
+
+def test_a_time_of_0_is_none(tmp_path: Path) -> None:
+    """proto3 has it for what is not set."""
+    source = record("Source", ("connector", "string"), ("ts_ms", "long"), ("ts_us", "long"))
+    schema = record("Envelope", ("after", ["null", ROW]), ("source", source), ("op", "string"), ("ts_ms", "long"))
+    decoder = DebeziumDecoder(events=AvroDecoder(schema_text=json.dumps(schema)))
+    times = [(0, 0, 0), (0, 2, 0), (0, 2, 3), (4, 2, 3)]
+    values = [
+        encoded(
+            schema,
+            {"after": {"id": 1}, "op": "c", "ts_ms": sent, "source": {"connector": "x", "ts_ms": ms, "ts_us": us}},
+        )
+        for us, ms, sent in [*times, (0, 0, 3)]
+    ]
+    made, _ = decoded_by(decoder, values, tmp_path)
+    micros = [each["changed_at"] and each["changed_at"].microsecond for each in made]
+    assert micros == [None, 2_000, 2_000, 4, 3_000]
+
+
+IN_PROTOBUF = """syntax = "proto3"; message Value {
+  int32 id = 1; string after = 2; optional int32 __v = 3; string __deleted = 4; string __op = 5; int64 __lsn = 6;
+  int64 __source_ts_ms = 7; int64 __source_ts_us = 8;
+}"""
+
+
+def test_flattened_rows_in_protobuf_are_read(tmp_path: Path) -> None:
+    decoder = DebeziumDecoder(events=ProtobufDecoder(schema_text=IN_PROTOBUF, message="Value"))
+    made = message_class(compile_schema(SchemaText(IN_PROTOBUF)), "Value")
+    texts = [
+        'id: 1 after: "x" __v: 0 __deleted: "false" __op: "u" __lsn: 100 __source_ts_ms: 5',
+        'id: 1 __deleted: "true" __op: "d" __lsn: 108',
+    ]
+    values = [text_format.Parse(text, made()).SerializeToString() for text in texts]
+    (updated, deleted), refused = decoded_by(decoder, values, tmp_path)
+    assert not refused
+    assert updated["value"] == {"id": 1, "after": "x", "__v": 0}
+    assert (updated["op"], updated["position"], updated["changed_at"].microsecond) == ("u", 100, 5_000)
+    assert (deleted["op"], deleted["position"], deleted["changed_at"]) == ("d", 108, None)
+    assert (deleted["value"], deleted["before"]) == (None, {"id": 1, "after": "", "__v": None})

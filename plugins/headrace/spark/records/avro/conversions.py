@@ -91,7 +91,7 @@ def _nanoseconds(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
 
 
 def _times_of_day(values: Sequence[Any], kind: Any, made: AvroType) -> pa.Array:
-    per_second = 1_000 if made.kind is AvroKind.TIME_MILLIS else 1_000_000
+    per_second = {AvroKind.TIME_MILLIS: 1_000, AvroKind.TIME_MICROS: 1_000_000}.get(made.kind, 1_000_000_000)
     return epoch_times.times_of_day(pa.array(values, pa.int64()), kind, per_second)
 
 
@@ -121,6 +121,7 @@ CONVERSIONS: Mapping[AvroKind, Callable[[Sequence[Any], Any, AvroType], pa.Array
     AvroKind.DATE: _dates,
     AvroKind.TIME_MILLIS: _times_of_day,
     AvroKind.TIME_MICROS: _times_of_day,
+    AvroKind.TIME_NANOS: _times_of_day,
     AvroKind.TIMESTAMP_MILLIS: _times,
     AvroKind.TIMESTAMP_MICROS: _times,
     AvroKind.TIMESTAMP_NANOS: _nanoseconds,

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.formats.change_events import DELETED, OPERATIONS, ROW_OPERATIONS
+from headrace.formats.change_events import DELETED, OPERATIONS, ROW_OPERATIONS, is_envelope
 from headrace.spark.records.events.event_columns import columns_of_source, connector_of, refuse_unsent
 from headrace.spark.records.events.event_reader import SOURCE_FIELDS, UNKNOWN_OPERATION
 
@@ -34,6 +34,7 @@ class DecodedEvents:
         made = getattr(importlib.import_module(module), name)
         self._decoder = made(arrow_type(events["columns"]), time_zone=time_zone, **more, **events["keywords"])
         self._reads = tuple(events["reads"])
+        self._are_envelopes = is_envelope(events["columns"])
         self._column = column
         self._row = column.field("value").type
 
@@ -42,9 +43,9 @@ class DecodedEvents:
         decoded, refused = self._decoder.decode(values, **{name: columns[name] for name in self._reads})
         refused = dict(refused)
         parts = dict(zip((field.name for field in decoded.type), decoded.flatten(), strict=True))
-        is_envelope, absent = "after" in parts, pc.is_null(decoded)
-        made = self._of_envelopes(parts, refused) if is_envelope else self._of_rows(parts)
-        _refuse_operations(made["op"], pc.invert(absent), refused, required=is_envelope)
+        absent = pc.is_null(decoded)
+        made = self._of_envelopes(parts, refused) if self._are_envelopes else self._of_rows(parts)
+        _refuse_operations(made["op"], pc.invert(absent), refused, required=self._are_envelopes)
         refuse_unsent(made["value"], refused)
         if refused:
             absent = pc.or_(absent, pa.array([row in refused for row in range(len(values))], pa.bool_()))
@@ -80,7 +81,7 @@ class DecodedEvents:
         nothing = pa.nulls(number, self._row)
         said = {name: _plain(parts.get(f"__source_{name}", parts.get(f"__{name}")), number) for name in SOURCE_FIELDS}
         deleted_texts = parts["__deleted"].cast(pa.string()) if "__deleted" in parts else pa.nulls(number, pa.string())
-        op = parts["__op"] if "__op" in parts else pa.nulls(number, pa.string())
+        op = parts["__op"].cast(pa.string()) if "__op" in parts else pa.nulls(number, pa.string())
         is_deleted = pc.or_(
             pc.fill_null(pc.equal(pc.utf8_lower(deleted_texts), "true"), False),
             pc.fill_null(pc.equal(op, DELETED), False),

@@ -128,12 +128,9 @@ def _times(of: Mapping[str, Sequence[Any]], times: Sequence[Any]) -> pa.Array:
         numbers = _int64s(of["ts_us"])
         if numbers is not None:
             bounds = pc.min_max(numbers).as_py()
-            if bounds["min"] >= 0 and bounds["max"] <= _MOST_MILLIS * 1_000:
+            if bounds["min"] > 0 and bounds["max"] <= _MOST_MILLIS * 1_000:
                 return numbers.cast(kind)
-    at = [
-        _micros(us, ms if ms is not None else sent)
-        for us, ms, sent in zip(of["ts_us"], of["ts_ms"], times, strict=True)
-    ]
+    at = [_micros(us, _whole(ms) or sent) for us, ms, sent in zip(of["ts_us"], of["ts_ms"], times, strict=True)]
     return pa.array(at, kind)
 
 
@@ -152,10 +149,12 @@ _MOST_MILLIS = 253_402_300_799_999
 
 
 def _micros(micros: Any, millis: Any) -> int | None:
-    """The time in microseconds; None if there is none in the years up to 9999."""
-    micros, millis = _whole(micros), _whole(millis)
-    number = micros if micros is not None else None if millis is None else millis * 1_000
-    return number if number is not None and 0 <= number <= _MOST_MILLIS * 1_000 else None
+    """The time in microseconds; None if there is none in the years up to 9999.
+
+    0 is none: proto3 has it for what is not set, and Debezium for a time that it does not know.
+    """
+    number = _whole(micros) or (_whole(millis) or 0) * 1_000
+    return number if 0 < number <= _MOST_MILLIS * 1_000 else None
 
 
 def _whole(value: Any) -> int | None:

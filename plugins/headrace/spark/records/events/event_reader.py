@@ -17,6 +17,7 @@ import pyarrow as pa
 from headrace.formats.change_events import (
     DELETED,
     HEARTBEAT,
+    OF_CHANGE,
     OPERATIONS,
     ROW_OPERATIONS,
     SCHEMA_CHANGE,
@@ -197,7 +198,7 @@ class EventReader:
         if "specversion" in fields and ("data" in fields or "data_base64" in fields):
             return self._cloud_event(fields, schema, headers)
         # A table may have columns of any name: what a flattened row says of its change comes first.
-        if fields.keys() & _OF_CHANGE or (not fields.keys() >= _OF_ENVELOPE and headers.of_row().keys() & _OF_CHANGE):
+        if fields.keys() & OF_CHANGE or (not fields.keys() >= _OF_ENVELOPE and headers.of_row().keys() & OF_CHANGE):
             return self._flattened(payload, fields, schema, headers)
         if "op" in fields and fields.keys() & {"before", "after", "source"}:
             return self._envelope(payload, fields, schema)
@@ -349,7 +350,6 @@ class EventReader:
             raise ValueError(str(error).replace("`$", f"`$.{part}") if part else str(error)) from None
 
 
-_OF_CHANGE = frozenset({"__op", "__deleted"})
 _OF_ENVELOPE = frozenset({"op", "before", "after", "source"})
 _OF_HEARTBEAT = frozenset({"ts_ms", "ts_us", "ts_ns"})
 _OF_SCHEMA_CHANGE = _OF_HEARTBEAT | {"source", "databaseName", "schemaName", "ddl", "tableChanges"}
