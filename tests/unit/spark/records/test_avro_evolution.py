@@ -371,7 +371,7 @@ def test_a_record_of_the_columns_may_not_contain_itself() -> None:
         read(TREE, TREE)
 
 
-def test_malformed_aliases_and_defaults_of_a_writer_count_for_nothing() -> None:
+def test_malformed_aliases_of_a_writer_count_for_nothing() -> None:
     enum_of_five = {**COLOURS, "default": 5, "aliases": "x"}
     writer = named("shop.Order", field("v", enum_of_five, aliases=[5]), aliases=5)
     text = json.dumps(record(("v", COLOURS)))
