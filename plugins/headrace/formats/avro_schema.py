@@ -337,7 +337,8 @@ class _AvroReader:
 def _of_parts(
     kind: AvroKind, plain: Any, parts: tuple[tuple[str, AvroType], ...], place: str, name: str = ""
 ) -> AvroType:
-    leaves = sum(part.leaves for _, part in parts)
+    # A record without fields counts too: two names of the one before, thirty times, take no byte and all time.
+    leaves = max(1, sum(part.leaves for _, part in parts))
     if leaves > MAX_COLUMNS:
         raise AvroSchemaError(
             f"has {leaves:,} columns{f' in the record {name}' * bool(name)}, more than {MAX_COLUMNS:,}"

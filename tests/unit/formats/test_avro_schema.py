@@ -202,14 +202,16 @@ def test_a_writers_record_may_contain_itself() -> None:
     assert made.parts[0][1].parts[0][1].is_within_itself
 
 
-def test_records_within_records_do_not_make_columns_without_end() -> None:
-    """Thirty names that each stand for two of the one before: a thousand million columns of a short text."""
-    inner: Any = {"type": "record", "name": "R0", "fields": [{"name": "n", "type": "int"}]}
+@pytest.mark.parametrize("fields", [[{"name": "n", "type": "int"}], [{"name": "n", "type": "null"}], []])
+def test_records_within_records_do_not_make_columns_without_end(fields: list[Any]) -> None:
+    """Thirty names that each stand for two of the one before: a thousand million columns of a short text. Without
+    fields, as many records would be read from no byte."""
+    inner: Any = {"type": "record", "name": "R0", "fields": fields}
     for number in range(1, 31):
         fields = [{"name": "a", "type": inner}, {"name": "b", "type": f"R{number - 1}"}]
         inner = {"type": "record", "name": f"R{number}", "fields": fields}
     with pytest.raises(AvroSchemaError, match=r"columns in the record R\d+, more than 10,000"):
-        read_schema(json.dumps(inner))
+        read_schema(json.dumps({"type": "array", "items": inner}), of_columns=False)
 
 
 def chain_of(records: int) -> str:
