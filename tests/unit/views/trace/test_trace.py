@@ -374,7 +374,9 @@ def test_an_id_without_a_record_says_which_form_is_needed(make_shop: Any) -> Non
     assert "no Elasticsearch output" in refused(make_shop(), "clicks+0+1")
 
 
-def test_a_decoded_key_leads_to_the_record_by_its_offset(make_shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoded_key_leads_to_the_record_by_its_offset(
+    make_shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only Spark can say which key made the id, so two records with this offset are both named."""
     source = KafkaInput(
         id=INPUT, bootstrap_servers="127.0.0.1:1", topics=INPUT, key_decoder=JsonDecoder(fields="id LONG")
