@@ -46,7 +46,7 @@ def turn_between(writer: AvroType, reader: AvroType) -> Turn:
 
     Raises UnreadableSchemaError with what differs, if no value can be turned.
     """
-    resolver = _Resolver(_definitions(writer), _definitions(reader))
+    resolver = _Resolver(writer, reader)
     turn = resolver.type(writer, reader, "")
     if turn is None or resolver.differences:
         shown = resolver.differences[:_MAX_SHOWN]
@@ -98,10 +98,25 @@ def _definitions(made: AvroType) -> dict[str, Mapping[str, Any]]:
     return found
 
 
+def _records(made: AvroType) -> dict[str, AvroType]:
+    """The records of a schema by their full names, with their fields."""
+    found: dict[str, AvroType] = {}
+    left = [made]
+    while left:
+        each = left.pop()
+        if each.kind is AvroKind.RECORD and (each.is_within_itself or each.name in found):
+            continue
+        if each.name and each.parts:
+            found[each.name] = each
+        left += [part for _, part in each.parts]
+    return found
+
+
 class _Resolver:
-    def __init__(self, writers: Mapping[str, Mapping[str, Any]], readers: Mapping[str, Mapping[str, Any]]) -> None:
-        self._writers = writers
-        self._readers = readers
+    def __init__(self, writer: AvroType, reader: AvroType) -> None:
+        self._writers = _definitions(writer)
+        self._readers = _definitions(reader)
+        self._records = _records(writer)
         self.differences: list[str] = []
 
     def type(self, writer: AvroType, reader: AvroType, place: str) -> Turn | None:
@@ -182,7 +197,8 @@ class _Resolver:
         return theirs in {name.rpartition(".")[2] for name in (reader.name, *aliases)}
 
     def _record(self, writer: AvroType, reader: AvroType, place: str) -> Turn | None:
-        written = dict(writer.parts)
+        # Of a writer's record within itself, as many levels count as the reader has.
+        written = dict(self._records.get(writer.name, writer).parts)
         given = {field["name"]: field for field in self._writers[writer.name]["fields"]}
         turns: list[tuple[str, str | None, Any]] = []
         for field in self._readers[reader.name]["fields"]:

@@ -80,6 +80,8 @@ class AvroType:
     leaves: int = 1
     """The number of columns in it, of all depths."""
     depth: int = 1
+    is_within_itself: bool = False
+    """It names a record that it is within, and stands for all that this one has. Only a writer's schema has it."""
 
     def ddl(self, decimals: Decimals = "number") -> str:
         """The type of the value in Spark's DDL. ``decimals``: whether decimals are numbers, or texts."""
@@ -169,7 +171,7 @@ def read_schema(text: str, *, of_columns: bool = True) -> AvroType:
     """The type of the values of a schema. ``of_columns``: its values are to have columns, and are not only read.
 
     Raises:
-        AvroSchemaError: the text is no such schema, a record contains itself, or a value has no column.
+        AvroSchemaError: the text is no such schema; or, of columns, a record contains itself, or a value has no column.
     """
     if len(text.encode()) > MAX_SCHEMA_BYTES:
         raise AvroSchemaError(f"has {len(text.encode()):,} bytes, more than {MAX_SCHEMA_BYTES:,}")
@@ -187,6 +189,7 @@ class _AvroReader:
     """Reads types, with the names that are known so far and the records that are open."""
 
     def __init__(self, *, of_columns: bool) -> None:
+        self._of_columns = of_columns
         self._wider = _WIDER if of_columns else ()
         self._named: dict[str, AvroType] = {}
         self._open: list[str] = []
@@ -221,6 +224,8 @@ class _AvroReader:
         full = name if "." in name or not space else f"{space}.{name}"
         for known in (full, name):
             if known in self._open:
+                if not self._of_columns:
+                    return AvroType(AvroKind.RECORD, known, known, is_within_itself=True)
                 raise AvroSchemaError(
                     f"has the record {known}, which contains itself{_at(place)}; columns have a fixed depth: leave the "
                     "field out of the schema that the values are read by"
@@ -231,7 +236,8 @@ class _AvroReader:
         raise AvroSchemaError(f"names the type {name!r}, which it does not define{_at(place)}")
 
     def _full_name(self, given: Mapping[str, Any], space: str, place: str) -> str:
-        name, own = given.get("name"), given.get("namespace", space)
+        # A namespace that is null is none, as in Avro's Java.
+        name, own = given.get("name"), space if given.get("namespace") is None else given["namespace"]
         if not isinstance(name, str) or not name or not isinstance(own, str):
             raise AvroSchemaError(f"has a {given['type']} without a name{_at(place)}")
         full = name if "." in name or not own else f"{own}.{name}"
@@ -242,6 +248,14 @@ class _AvroReader:
     def _define(self, full: str, made: AvroType) -> AvroType:
         self._named[full] = made
         return made
+
+    def _aliases(self, given: Mapping[str, Any], what: str, place: str) -> dict[str, Any]:
+        """The aliases, if there are some. Those of a writer's schema count for nothing."""
+        aliases = given.get("aliases", [])
+        is_list = isinstance(aliases, list) and all(isinstance(each, str) for each in aliases)
+        if self._of_columns and not is_list:
+            raise AvroSchemaError(f"has the aliases {_shown(aliases)} of the {what}, no list of names{_at(place)}")
+        return {"aliases": aliases} if "aliases" in given else {}
 
     def _record(self, given: Mapping[str, Any], space: str, place: str) -> AvroType:
         full = self._full_name(given, space, place)
@@ -256,7 +270,8 @@ class _AvroReader:
             if not isinstance(name, str) or not name or "type" not in field:
                 raise AvroSchemaError(f"has a field without a name or a type in the record {full}{_at(place)}")
             made = self.type(field["type"], inner, f"{place}.{name}" if place else name)
-            plain.append({**{key: field[key] for key in ("default", "aliases") if key in field}, "name": name})
+            plain.append({**self._aliases(field, f"field {name} of the record {full}", place), "name": name})
+            plain[-1] |= {"default": field["default"]} if "default" in field else {}
             plain[-1]["type"] = made.plain
             # A value that can only be null is no column.
             parts += [(name, made)] if made.kind is not AvroKind.NULL else []
@@ -264,8 +279,7 @@ class _AvroReader:
         names = [name for name, _ in parts]
         if double := sorted({name for name in names if names.count(name) > 1}):
             raise AvroSchemaError(f"names the field {double[0]!r} twice in the record {full}{_at(place)}")
-        aliases = {"aliases": given["aliases"]} if "aliases" in given else {}
-        read = {"type": "record", "name": full, "fields": plain, **aliases}
+        read = {**self._aliases(given, f"record {full}", place), "type": "record", "name": full, "fields": plain}
         kinds = {name: part.kind for name, part in parts}
         if full == AvroKind.VARIABLE_DECIMAL and kinds == {"scale": AvroKind.INT, "value": AvroKind.BYTES}:
             return self._define(full, AvroType(AvroKind.VARIABLE_DECIMAL, read, full, tuple(parts)))
@@ -275,16 +289,17 @@ class _AvroReader:
         full, symbols = self._full_name(given, space, place), given.get("symbols")
         if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
             raise AvroSchemaError(f"has the enum {full} without symbols{_at(place)}")
-        read = {"type": "enum", "name": full, "symbols": symbols}
-        read |= {key: given[key] for key in ("default", "aliases") if key in given}
+        read = {**self._aliases(given, f"enum {full}", place), "type": "enum", "name": full, "symbols": symbols}
+        read |= {"default": given["default"]} if "default" in given else {}
+        if self._of_columns and not isinstance(read.get("default", ""), str):
+            raise AvroSchemaError(f"has the default {_shown(read['default'])} of the enum {full}, no text{_at(place)}")
         return self._define(full, AvroType(AvroKind.ENUM, read, full, symbols=tuple(symbols)))
 
     def _fixed(self, given: Mapping[str, Any], space: str, place: str) -> AvroType:
         full, size = self._full_name(given, space, place), given.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise AvroSchemaError(f"has the fixed {full} without a size{_at(place)}")
-        read = {"type": "fixed", "name": full, "size": size}
-        read |= {"aliases": given["aliases"]} if "aliases" in given else {}
+        read = {**self._aliases(given, f"fixed {full}", place), "type": "fixed", "name": full, "size": size}
         return self._define(full, _logical(AvroType(AvroKind.FIXED, read, full, size=size), given))
 
     def _repeated(self, given: Mapping[str, Any], space: str, place: str) -> AvroType:
@@ -325,7 +340,8 @@ class _AvroReader:
 def _of_parts(
     kind: AvroKind, plain: Any, parts: tuple[tuple[str, AvroType], ...], place: str, name: str = ""
 ) -> AvroType:
-    leaves = sum(part.leaves for _, part in parts)
+    # A record without fields counts too: two names of the one before, thirty times, take no byte and all time.
+    leaves = max(1, sum(part.leaves for _, part in parts))
     if leaves > MAX_COLUMNS:
         raise AvroSchemaError(
             f"has {leaves:,} columns{f' in the record {name}' * bool(name)}, more than {MAX_COLUMNS:,}"
@@ -362,7 +378,8 @@ def _logical(below: AvroType, given: Mapping[str, Any]) -> AvroType:
     named = given.get("logicalType")
     if not isinstance(named, str) or named not in _LOGICAL.get(below.kind, ()):
         connects = given.get("connect.name")
-        return replace(below, kind=_CONNECT_NAMES.get((below.kind, connects), below.kind)) if connects else below
+        kind = _CONNECT_NAMES.get((below.kind, connects)) if isinstance(connects, str) else None
+        return below if kind is None else replace(below, kind=kind)
     kind = AvroKind(named)
     if kind is AvroKind.DECIMAL:
         precision, scale = _number(given.get("precision")), _number(given.get("scale", 0))
@@ -387,7 +404,7 @@ def _least_bytes(value: AvroType) -> int:
     """The fewest bytes of an encoded value, as far as it matters whether there are some."""
     if value.kind is AvroKind.NULL or (value.kind is AvroKind.FIXED and value.size == 0):
         return 0
-    if value.kind is AvroKind.RECORD:
+    if value.kind is AvroKind.RECORD and not value.is_within_itself:
         return sum(_least_bytes(part) for _, part in value.parts)
     return 1
 

@@ -11,8 +11,9 @@ Debezium's times.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache, reduce
@@ -319,6 +320,79 @@ def _is_anchor(given: Any, name: str) -> bool:
 def _text(given: Any, key: str) -> str:
     found = given.get(key, "") if isinstance(given, dict) else ""
     return found if isinstance(found, str) else ""
+
+
+def alternatives(documents: SchemaDocuments) -> float:
+    """In how many ways one place of a value may have to be looked at, with all that is within these ways.
+
+    It is what the time and the memory of a validation grow by: two anyOf of two schemas that name each other are four.
+    Infinite if schemas that contain themselves are alternatives to each other.
+
+    Raises JsonSchemaError if a reference leads to nothing that is given, and RecursionError.
+    """
+    return _Alternatives(documents).of(documents.root, documents.base)[0]
+
+
+_BELOW_THE_PLACE = frozenset(
+    {
+        *("properties", "additionalProperties", "unevaluatedProperties", "propertyNames"),
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
+    }
+)
+"""Of these, one is for a place below."""
+_ALTERNATIVES = _BELOW_THE_PLACE | {
+    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"),
+    *("patternProperties", "contains"),
+}
+_BY_NAME = frozenset({"dependentSchemas", "dependencies", "properties", "patternProperties"})
+"""These have schemas by names."""
+
+
+class _Alternatives:
+    """Counts alternatives, with those that are known so far, and the schemas that are open."""
+
+    def __init__(self, documents: SchemaDocuments) -> None:
+        self._documents = documents
+        self._known: dict[int, tuple[float, frozenset[int]]] = {}
+        self._open: set[int] = set()
+
+    def of(self, given: Any, base: str) -> tuple[float, frozenset[int]]:
+        """The number of a schema, and the open ones that it leads back to."""
+        number = id(given)
+        if not isinstance(given, dict):
+            return 1, frozenset()
+        if number in self._open:
+            return 1, frozenset({number})
+        if number not in self._known:
+            self._open.add(number)
+            count, back = self._of_parts(given, urljoin(base, _id_of(given)))
+            self._open.discard(number)
+            self._known[number] = count, back - {number}
+        return self._known[number]
+
+    def _of_parts(self, given: Mapping[str, Any], base: str) -> tuple[float, frozenset[int]]:
+        parts: list[tuple[float, frozenset[int]]] = []
+        below: list[tuple[float, frozenset[int]]] = []
+        for key in [key for key in given if key in _ALTERNATIVES]:
+            counted = [self.of(each, base) for each in _schemas(given, key)]
+            (below if key in _BELOW_THE_PLACE else parts).extend(counted)
+        if isinstance(given.get("$ref"), str):
+            parts.append(self.of(*self._documents.resolve(given["$ref"], base, "")))
+        if {"$recursiveRef", "$dynamicRef"} & given.keys():
+            parts.append((1, frozenset(self._open)))
+        if below:
+            parts.append((max(count for count, _ in below), frozenset().union(*(back for _, back in below))))
+        backs = [back for _, back in parts if back]
+        count = max(1, sum(count for count, _ in parts)) if len(backs) < 2 else math.inf
+        return count, frozenset().union(*backs)
+
+
+def _schemas(given: Mapping[str, Any], key: str) -> Iterable[Any]:
+    """The schemas of a keyword: one, or several in a list or by names."""
+    found = given.get(key)
+    if isinstance(found, dict):
+        return found.values() if key in _BY_NAME else [found]
+    return found if isinstance(found, list) else ()
 
 
 class _TypeReader:

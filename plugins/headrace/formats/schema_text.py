@@ -13,7 +13,8 @@ class UnreadableSchemaError(ValueError):
 
 
 MAX_SCHEMA_BYTES = 4 * 1024 * 1024
-"""Of a schema's text. One of a megabyte is read in a tenth of a second."""
+"""Of a schema's text. One of a megabyte decodes its first value within a tenth of a second to three seconds: a JSON
+Schema of 9,000 properties takes longest, of which a validator and a decoder are made."""
 MAX_DEPTH = 64
 MAX_COLUMNS = 10_000
 """Of all depths. A type that is named in many places has its columns in each."""

@@ -193,6 +193,13 @@ class Registry:
             ) from error
         # For a GUID, a registry that knows none has no code.
         if code == _UNKNOWN_SCHEMA or (status == 404 and what.startswith(_SCHEMA)):
+            if what == f"{_SCHEMA}0":
+                raise SchemaUnknownError(
+                    f"{where[0].upper()}{where[1:]} has no {what}: ids begin at 1. The producer may write ids of eight "
+                    "bytes, of which the first four are 0.",
+                    remedy="Let the producer write ids of four bytes: docs/guides/registry.md names the settings for "
+                    "Apicurio. Records that are written already are dead letters with 0 in refused_ids of the decoder.",
+                ) from error
             raise SchemaUnknownError(
                 f"{where[0].upper()}{where[1:]} has no {what}.",
                 remedy="If records were written with another registry, name its connection. If a record is broken, add "

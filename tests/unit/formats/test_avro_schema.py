@@ -145,6 +145,32 @@ REFUSED = {
         "two members of the type int",
     ),
     "two arrays": (json.dumps([{"type": "array", "items": each} for each in ("int", "long")]), "of the type array"),
+    **{
+        f"aliases of {given!r}": (
+            json.dumps({"type": "record", "name": "R", "fields": [], "aliases": given}),
+            "no list",
+        )
+        for given in (None, 5, "Old", [5], {"a": 1}, [["Old"]])
+    },
+    "aliases of a field": (
+        json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int", "aliases": 5}]}),
+        "has the aliases 5 of the field a of the record R, no list of names",
+    ),
+    "aliases of an enum": (
+        json.dumps({"type": "enum", "name": "E", "symbols": ["A"], "aliases": "Old"}),
+        'has the aliases "Old" of the enum E',
+    ),
+    "aliases of a fixed": (
+        json.dumps({"type": "fixed", "name": "F", "size": 1, "aliases": [None]}),
+        r"has the aliases \[null\] of the fixed F",
+    ),
+    **{
+        f"an enum's default {given!r}": (
+            json.dumps({"type": "enum", "name": "E", "symbols": ["A"], "default": given}),
+            "of the enum E, no text",
+        )
+        for given in (None, 5, ["A"], {"A": 1})
+    },
     "unions without end": ('[{"type": ' * 400 + '"int"' + "}]" * 400, "a union within a union"),
     "a deep type": ('{"type": "array", "items": ' * 70 + '"int"' + "}" * 70, "deeper than 64 levels"),
 }
@@ -157,14 +183,36 @@ def test_a_schema_without_columns_is_refused_by_name(name: str) -> None:
         read_schema(text)
 
 
-def test_records_within_records_do_not_make_columns_without_end() -> None:
-    """Thirty names that each stand for two of the one before: a thousand million columns of a short text."""
-    inner: Any = {"type": "record", "name": "R0", "fields": [{"name": "n", "type": "int"}]}
+@pytest.mark.parametrize("key", ["logicalType", "connect.name", "precision", "doc", "order", "connect.parameters"])
+@pytest.mark.parametrize("given", [None, 5, ["a"], {"a": 1}])
+def test_what_counts_for_nothing_may_be_anything(key: str, given: Any) -> None:
+    made = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "bytes", key: given}, key: given}]}
+    assert read_schema(json.dumps({**made, key: given})).columns() == "`a` BINARY"
+
+
+def test_a_namespace_of_null_is_that_of_the_record_around() -> None:
+    """fastavro/fastavro#537: a name without it was then not known."""
+    row = {"type": "record", "name": "row", "namespace": None, "fields": [{"name": "n", "type": "int"}]}
+    fields = [{"name": "a", "type": row}, {"name": "b", "type": "row"}]
+    made = read_schema(json.dumps({"type": "record", "name": "R", "namespace": "shop", "fields": fields}))
+    assert [part.name for _, part in made.parts] == ["shop.row", "shop.row"]
+
+
+def test_a_writers_record_may_contain_itself() -> None:
+    made = read_schema(json.dumps(TREE), of_columns=False)
+    assert made.parts[0][1].parts[0][1].is_within_itself
+
+
+@pytest.mark.parametrize("fields", [[{"name": "n", "type": "int"}], [{"name": "n", "type": "null"}], []])
+def test_records_within_records_do_not_make_columns_without_end(fields: list[Any]) -> None:
+    """Thirty names that each stand for two of the one before: a thousand million columns of a short text. Without
+    fields, as many records would be read from no byte."""
+    inner: Any = {"type": "record", "name": "R0", "fields": fields}
     for number in range(1, 31):
         fields = [{"name": "a", "type": inner}, {"name": "b", "type": f"R{number - 1}"}]
         inner = {"type": "record", "name": f"R{number}", "fields": fields}
     with pytest.raises(AvroSchemaError, match=r"columns in the record R\d+, more than 10,000"):
-        read_schema(json.dumps(inner))
+        read_schema(json.dumps({"type": "array", "items": inner}), of_columns=False)
 
 
 def chain_of(records: int) -> str:

@@ -110,6 +110,12 @@ def test_an_answer_is_named_by_what_it_means(  # noqa: PLR0917
         registry_of().schema(1)
 
 
+def test_an_id_of_zero_may_be_one_of_eight_bytes(gateway: Gateway, registry_of: Callable[..., Registry]) -> None:
+    gateway.answer = (404, b'{"error_code": 40403, "message": "not found"}')
+    with pytest.raises(SchemaUnknownError, match=r"has no schema 0: ids begin at 1.*eight bytes.*0 in refused_ids"):
+        registry_of().schema(0)
+
+
 def test_a_busy_registry_is_asked_once_more(gateway: Gateway, registry_of: Callable[..., Registry]) -> None:
     gateway.answer = (503, b"")
     with pytest.raises(RegistryUnavailableError, match="HTTP 503"):

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import decimal
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -31,19 +32,21 @@ from headrace.formats.json_schema import (
     JsonSchemaError,
     JsonType,
     SchemaDocuments,
+    alternatives,
     differing_unit,
     read_schema,
 )
 from headrace.formats.missing_library import LibraryMissingError
 from headrace.formats.schema_text import SchemaText, UnreadableSchemaError
 from headrace.spark.records import epoch_times
+from headrace.spark.records.exact_columns import UnfitError
 from headrace.spark.records.json_objects import (
+    ANY_TEXT,
     REFUSED,
     DecimalValues,
     JsonObjects,
     MakePlaceValues,
     OwnPlaces,
-    PlaceValues,
     PlainValues,
     raw_text,
 )
@@ -51,11 +54,18 @@ from headrace.spark.records.json_objects import (
 _SHOWN_CHARACTERS = 60
 _STEPS_OF_A_PATTERN = 100_000
 """Of a pattern that goes back; most patterns need none. It is about a millisecond."""
+_MOST_EXPLAINED = 256
+"""Alternatives: to name the rule that a value breaks takes some 0.1 ms for each, and several kilobytes."""
+_MOST_ALTERNATIVES = 100_000
+"""To tell whether a value is valid takes some 10 ns for each, thus a millisecond."""
+_INTEGER = decimal.Context(prec=20, traps=[decimal.Inexact, decimal.InvalidOperation])
+_ONE = decimal.Decimal(1)
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 class JsonSchemaUnusableError(HeadraceError):
-    """A JSON Schema is not valid by its draft's own schema, or has a pattern that is no regular expression."""
+    """A JSON Schema is not valid by its draft's own schema, has a pattern that is no regular expression, or too many
+    alternatives for one place."""
 
     failure = Failure.CODE
 
@@ -99,9 +109,12 @@ class JsonSchemaValues:
         made = read_schema(own)
         named = made.title or "the schema"
         self._wanted = f"no JSON object of {named}"
-        self._validator = _validator(writer or own)
         if writer is not None and (difference := _differing_unit(writer, made)) is not None:
             raise JsonSchemaError(f"was written by another schema: {difference}")
+        documents = SchemaDocuments(writer or own)
+        number = _alternatives(documents)
+        self._is_explained = number <= _MOST_EXPLAINED
+        self._validator = _validator(documents)
         self._parse = msgspec.json.Decoder().decode
         self._objects = JsonObjects(column, time_zone, named, _own_places(made))
 
@@ -126,6 +139,8 @@ class JsonSchemaValues:
         return decoded, {**{row: f"{self._wanted}: {reason}" for row, reason in invalid.items()}, **refused}
 
     def _reason(self, parsed: Any) -> str:
+        if not self._is_explained:
+            return "it does not fit its schema, which has too many alternatives to say why"
         import jsonschema_rs
 
         try:
@@ -143,12 +158,29 @@ def _differing_unit(writer: SchemaText, reader: JsonType) -> str | None:
     return None
 
 
-def _validator(schema: SchemaText) -> Any:
+def _alternatives(documents: SchemaDocuments) -> float:
+    """Raises JsonSchemaUnusableError if there are too many to look at for each value."""
+    try:
+        number = alternatives(documents)
+    except RecursionError:
+        raise JsonSchemaUnusableError(
+            "A JSON Schema cannot be used: it is nested too deep.", remedy="Make it flatter."
+        ) from None
+    # Of schemas that contain themselves, a value's own depth decides.
+    if _MOST_ALTERNATIVES < number < math.inf:
+        raise JsonSchemaUnusableError(
+            f"A JSON Schema cannot be used: its anyOf, oneOf and allOf make {number:,.0f} alternatives for one place, "
+            f"more than {_MOST_ALTERNATIVES:,}.",
+            remedy="Name each schema in fewer of them.",
+        )
+    return number
+
+
+def _validator(documents: SchemaDocuments) -> Any:
     try:
         import jsonschema_rs
     except ImportError as error:
         raise LibraryMissingError.of("decode by a JSON Schema", error) from error
-    documents = SchemaDocuments(schema)
     root = _with_decimals_as_written(documents.root)
     if isinstance(root, dict):
         root = {"$schema": f"{DEFAULT_DRAFT}#", **root, "$id": documents.base}
@@ -226,21 +258,36 @@ class _ConnectDecimals(DecimalValues):
         return decimal.Decimal((sign, digits, -self.kind.scale))
 
 
-def _integers(kind: pa.DataType, place: str) -> PlaceValues:
-    """Whole numbers, of which 1.0 is one since draft 6."""
-    return PlainValues(int | float, kind, place, _whole)
+class _Integers:
+    """Whole numbers, of which 1.0 is one since draft 6. Such ones are read from their text in the record: as a double,
+    the last digits of 9007199254740993.0 are others."""
+
+    def __init__(self, kind: pa.DataType, place: str) -> None:
+        self.strict = int | None
+        self.loose = ANY_TEXT
+        self._kind, self._place = kind, place
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        try:
+            if msgspec.Raw in set(map(type, values)):
+                return pa.array(
+                    [_integer(each) if isinstance(each, msgspec.Raw) else each for each in values], self._kind
+                )
+            return pa.array(values, self._kind)
+        except (pa.ArrowException, ArithmeticError, ValueError):
+            texts = (bytes(each).decode() if isinstance(each, msgspec.Raw) else str(each) for each in values)
+            shown = ", ".join(text for text in texts if text not in ("None", "null"))
+        raise UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
 
 
-def _whole(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if float in set(map(type, values)):
-        values = [_integer(value) if type(value) is float else value for value in values]
-    return pa.array(values, kind)
-
-
-def _integer(value: float) -> int:
-    if not value.is_integer():
-        raise ValueError("no whole number")
-    return int(value)
+def _integer(raw: msgspec.Raw) -> int | None:
+    """Raises an ArithmeticError or a ValueError. It does not make the digits of 1e999999999, which fill the memory."""
+    text = bytes(raw)
+    # The common form, several times faster.
+    digits = text.removesuffix(b".0")
+    if digits.removeprefix(b"-").isdigit():
+        return int(digits)
+    return None if text == b"null" else int(_INTEGER.quantize(decimal.Decimal(text.decode()), _ONE))
 
 
 def _since_1970(convert: Callable[..., pa.Array], *more: Any) -> MakePlaceValues:
@@ -251,7 +298,7 @@ def _since_1970(convert: Callable[..., pa.Array], *more: Any) -> MakePlaceValues
 
 _CONVERSIONS: Mapping[JsonKind, MakePlaceValues] = {
     JsonKind.ANY: _AnyValues,
-    **dict.fromkeys((JsonKind.TINY, JsonKind.SMALL, JsonKind.INT, JsonKind.LONG), _integers),
+    **dict.fromkeys((JsonKind.TINY, JsonKind.SMALL, JsonKind.INT, JsonKind.LONG), _Integers),
     JsonKind.DECIMAL: _ConnectDecimals,
     JsonKind.DAYS: _since_1970(epoch_times.dates),
     JsonKind.MILLIS_OF_DAY: _since_1970(epoch_times.times_of_day, 1_000),

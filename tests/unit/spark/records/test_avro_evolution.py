@@ -296,10 +296,94 @@ def test_a_schema_that_cannot_be_read_is_told_in_words(writer: Any, reader: Any,
     assert why in str(error.value)
 
 
-def test_a_record_that_contains_itself_is_told() -> None:
-    tree = named("Tree", field("next", ["null", "Tree"]))
-    with pytest.raises(UnreadableSchemaError, match="contains itself"):
-        read(tree, record(("v", "int")))
+TREE = named("Tree", field("v", "int"), field("next", ["null", "Tree"]))
+FOREST = named(
+    "Tree",
+    field("trees", {"type": "array", "items": "Tree"}),
+    field("x", ["string", "Tree", {"type": "map", "values": "Tree"}]),
+    field("v", "int"),
+)
+PAIR = named("A", field("v", "int"), field("b", named("B", field("a", ["null", "A"]), field("b", ["null", "B"]))))
+
+
+def tree(*numbers: int) -> Any:
+    return {"v": numbers[0], "next": tree(*numbers[1:]) if numbers[1:] else None}
+
+
+def leaf(name: str, *fields: Any, of: str) -> Any:
+    """A record of the columns that has the name of a writer's one as an alias."""
+    return ["null", named(name, *fields, aliases=[of])]
+
+
+LEAF = {"trees": [], "x": "a", "v": 1}
+END = {"v": 1, "b": {"a": None, "b": None}}
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "value", "wanted"),
+    [
+        (TREE, named("Tree", field("v", "int")), tree(1, 2, 3), {"v": 1}),
+        (
+            TREE,
+            named("Tree", field("v", "int"), field("next", leaf("Leaf", field("v", "long"), of="Tree"))),
+            tree(1, 2, 3),
+            {"v": 1, "next": {"v": 2}},
+        ),
+        (FOREST, named("Tree", field("v", "int")), {"trees": [LEAF, LEAF], "x": LEAF, "v": 2}, {"v": 2}),
+        (FOREST, named("Tree", field("v", "int")), {"trees": [], "x": {"k": LEAF}, "v": 3}, {"v": 3}),
+        (
+            PAIR,
+            named("A", field("b", named("B", field("b", leaf("B1", field("a", leaf("A1", field("v", "int"), of="A")),
+                                                             of="B"))))),
+            {"v": 0, "b": {"a": END, "b": {"a": {**END, "v": 7}, "b": None}}},
+            {"b": {"b": {"a": {"v": 7}}}},
+        ),
+    ],
+)  # fmt: skip
+def test_a_writers_record_may_contain_itself(writer: Any, reader: Any, value: Any, wanted: Any) -> None:
+    assert read(writer, reader, value) == ([wanted], {})
+
+
+def test_a_record_within_itself_may_have_the_name_of_a_type() -> None:
+    writer = named("map", field("v", "int"), field("next", ["null", "map"]))
+    assert read_bytes(writer, named("map", field("v", "int")), b"\x02\x02\x04\x00") == ([{"v": 1}], {})
+
+
+def test_a_record_that_is_too_deep_is_refused_alone() -> None:
+    """fastavro's compiled code ends the process at some thousand records within each other."""
+    deep = [b"\x02\x02" * levels + b"\x02\x00" for levels in (150, 201, 20_000, 3)]
+    short, wrong = b"\x02\x02\x02", b"\x02\x05"
+    values, refused = read_bytes(TREE, named("Tree", field("v", "int")), *deep, short, wrong)
+    assert values == [{"v": 1}, None, None, {"v": 1}, None, None]
+    assert "more than 200 records of the type Tree within each other" in refused[1]
+    assert refused[2] == refused[1]
+    assert "it ends too early" in refused[4]
+    assert "it names a member of a union that is not there" in refused[5]
+
+
+def test_levels_between_records_count_too() -> None:
+    inner: Any = ["null", "Tree"]
+    for number in range(20):
+        inner = named(f"R{number}", field("f", {"type": "array", "items": inner}))
+    writer = named("Tree", field("v", "int"), field("down", inner))
+    values, refused = read_bytes(writer, named("Tree", field("v", "int")), (b"\x02" * 22) * 150)
+    assert values == [None]
+    assert "it is nested too deep" in refused[0]
+
+
+def test_a_record_of_the_columns_may_not_contain_itself() -> None:
+    with pytest.raises(ValueError, match="the record Tree, which contains itself at next"):
+        read(TREE, TREE)
+
+
+def test_malformed_aliases_of_a_writer_count_for_nothing() -> None:
+    enum_of_five = {**COLOURS, "default": 5, "aliases": "x"}
+    writer = named("shop.Order", field("v", enum_of_five, aliases=[5]), aliases=5)
+    text = json.dumps(record(("v", COLOURS)))
+    made = AvroValues(
+        arrow_of(read_schema(text), "number"), schema=text, writer=SchemaText(json.dumps(writer)).to_json()
+    )
+    assert made.decode(pa.array([b"\x02"], pa.binary()))[0].to_pylist() == [{"v": "BLUE"}]
 
 
 def test_a_schema_is_joined_with_those_that_it_refers_to() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.protobuf_examples import AT, META, VALUES, arrow_of, compiled, message_class, serialized
 
+from headrace.formats.protobuf_compiler import compile_schema
 from headrace.formats.protobuf_schema import read_schema
+from headrace.formats.schema_text import SchemaText
 from headrace.spark.records.protobuf.values import ProtobufValues
 
 ORDER = "shop.Order"
@@ -50,6 +53,20 @@ def test_a_value_of_each_type_is_exact(name: str) -> None:
     assert not isinstance(wanted, float) or repr(values[0]["value"]) == repr(wanted)
     assert values[1] is None
     assert values[2] is not None
+
+
+def test_a_schema_of_a_megabyte_decodes_in_time() -> None:
+    """A message has some 4,000 fields at most: upb's own limit is 65,535 bytes of a message in memory."""
+    fields = "".join(f"string {'x' * 330}_{number} = {number};" for number in range(1, 3_001))
+    text = f'syntax = "proto3"; message Order {{ {fields} }}'
+    assert len(text) > 1_000_000
+    schema = compile_schema(SchemaText(text))
+    started = time.process_time()
+    made = decoder(schema, message="Order")
+    array, refused = made.decode(pa.array([b"\x0a\x01a"] * 3, pa.binary()))
+    assert time.process_time() - started < 10
+    assert refused == {}
+    assert array[2].as_py()[f"{'x' * 330}_1"] == "a"
 
 
 def test_a_nan_stays_one() -> None:

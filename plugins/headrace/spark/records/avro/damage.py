@@ -1,7 +1,8 @@
 """Finds in the bytes of an Avro value what fastavro reads, and no writer makes.
 
 These are a number below 0 of a union's member, which Python's lists take from their end; a truth value that is not 0 or
-1; a number of more than 64 bits; and a list of -2^63 elements. It imports no Arrow.
+1; a number of more than 64 bits; a text of fewer bytes than none; and a list of -2^63 elements. It also finds records
+within themselves that are too deep for fastavro, whose compiled code would end the process. It imports no Arrow.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 _Walk = Callable[[bytes, int], int]
 """From a place in a value's bytes to the one behind what is there. Raises DamagedError."""
 _MOST_OF_A_NUMBER = 10
+_DEEPEST = 200
+"""Records within themselves."""
 
 
 class DamagedError(ValueError):
@@ -22,11 +25,52 @@ class AvroDamage:
     """Looks for damage in values of a schema in Avro's JSON."""
 
     def __init__(self, schema: Any) -> None:
-        self._walk = _walk(schema, {})
+        self.has_records_within_themselves = False
+        self._depth = 0
+        self._walk = self._of(schema, {})
 
     def check(self, value: bytes) -> None:
-        """Raise DamagedError if the value is damaged. fastavro has read it, so that it has its whole length."""
-        self._walk(value, 0)
+        """Raise DamagedError if the value is damaged, and IndexError if it ends too early."""
+        try:
+            self._walk(value, 0)
+        except RecursionError:
+            raise DamagedError("it is nested too deep") from None
+        finally:
+            self._depth = 0
+
+    def _of(self, given: Any, named: dict[str, _Walk]) -> _Walk:
+        """``named``: the types that were met before, by name."""
+        if isinstance(given, list):
+            return _behind_member([self._of(each, named) for each in given])
+        if isinstance(given, str):
+            if given in _SIMPLE:
+                return _SIMPLE[given]
+            return named[given] if given in named else self._within_itself(given, named)
+        kind = given["type"]
+        if kind == "array":
+            return _behind_list(self._of(given["items"], named))
+        if kind == "map":
+            return _behind_list(_behind_all([_behind_text, self._of(given["values"], named)]))
+        made: _Walk = _behind_number
+        if kind == "record":
+            made = _behind_all([self._of(field["type"], named) for field in given["fields"]])
+        elif kind == "fixed":
+            made = _behind_bytes(given["size"])
+        named[given["name"]] = made
+        return made
+
+    def _within_itself(self, name: str, named: Mapping[str, _Walk]) -> _Walk:
+        self.has_records_within_themselves = True
+
+        def walk(data: bytes, at: int) -> int:
+            if self._depth >= _DEEPEST:
+                raise DamagedError(f"it has more than {_DEEPEST} records of the type {name} within each other")
+            self._depth += 1
+            at = named[name](data, at)
+            self._depth -= 1
+            return at
+
+        return walk
 
 
 def _behind_number(data: bytes, at: int) -> int:
@@ -49,6 +93,8 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 def _behind_text(data: bytes, at: int) -> int:
     length, at = _number(data, at)
+    if length < 0:
+        raise DamagedError(f"a text has {length} bytes")
     return at + length
 
 
@@ -108,23 +154,3 @@ _SIMPLE: Mapping[str, _Walk] = {
     "bytes": _behind_text,
     "string": _behind_text,
 }
-
-
-def _walk(given: Any, named: dict[str, _Walk]) -> _Walk:
-    """``named``: the types that were met before, by name."""
-    if isinstance(given, list):
-        return _behind_member([_walk(each, named) for each in given])
-    if isinstance(given, str):
-        return _SIMPLE[given] if given in _SIMPLE else named[given]
-    kind = given["type"]
-    if kind == "array":
-        return _behind_list(_walk(given["items"], named))
-    if kind == "map":
-        return _behind_list(_behind_all([_behind_text, _walk(given["values"], named)]))
-    made: _Walk = _behind_number
-    if kind == "record":
-        made = _behind_all([_walk(field["type"], named) for field in given["fields"]])
-    elif kind == "fixed":
-        made = _behind_bytes(given["size"])
-    named[given["name"]] = made
-    return made

@@ -318,6 +318,8 @@ def _node(given: Any, named: dict[str, _Node]) -> _Node:
             raise NotScannedError("a union of unions")
         return _Union([_node(each, named) for each in given])
     if isinstance(given, str):
+        if given not in _SIMPLE and given not in named:
+            raise NotScannedError(f"the record {given}, which contains itself")
         return _SIMPLE[given] if given in _SIMPLE else named[given]
     kind = given["type"]
     if kind in _SIMPLE:

@@ -87,7 +87,9 @@ class AvroValues:
         self._written, self._widest = written, widest_element(column)
         self._read = fastavro.schemaless_reader
         self._schema = _to_read(written)
-        self._scan, self._damage = AvroScan(written.plain), AvroDamage(written.plain)
+        self._damage = AvroDamage(written.plain)
+        self._is_deep = self._damage.has_records_within_themselves
+        self._scan = None if self._is_deep else AvroScan(written.plain)
 
     def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         """The values of binary ``values``, and the reasons by row of those that are refused, which are null.
@@ -126,7 +128,7 @@ class AvroValues:
 
     def _proved(self, values: pa.Array) -> frozenset[int]:
         """Rows of values that have no damage, as far as that is known at once."""
-        if len(values) < _FEWEST_TO_SCAN:
+        if self._scan is None or len(values) < _FEWEST_TO_SCAN:
             return frozenset()
         data, places = bytes_and_places(values)
         if not len(data):
@@ -135,6 +137,9 @@ class AvroValues:
 
     def _one(self, row: int, value: bytes | None, refused: dict[int, str], whole: bool) -> Any:
         if value is None:
+            return None
+        if self._is_deep and (reason := self._too_deep(value)):
+            refused[row] = reason
             return None
         given = io.BytesIO(value)
         try:
@@ -148,7 +153,7 @@ class AvroValues:
             refused[row] = f"{len(value) - given.tell()} bytes follow it"
             return None
         try:
-            if not whole:
+            if not (whole or self._is_deep):
                 self._damage.check(value)
             if read is None:
                 raise ValueMisfitError("it is null")
@@ -161,6 +166,17 @@ class AvroValues:
         except (DamagedError, ValueMisfitError) as error:
             refused[row] = str(error)
             return None
+
+    def _too_deep(self, value: bytes) -> str:
+        """Why fastavro is not to read a value, before it does."""
+        try:
+            self._damage.check(value)
+        except IndexError:
+            # It ends too early, which fastavro says.
+            return ""
+        except DamagedError as error:
+            return str(error)
+        return ""
 
 
 def _elements(read: Any, made: AvroType) -> int:
@@ -217,7 +233,10 @@ def _to_read(made: AvroType) -> Any:
     it, an enum is its number; and a value of a union that has a column for each member is a record whose only field has
     the number of the member as its name.
     """
-    return {**_record_of({"": _types_to_read(made, made.plain, {})}), "__fastavro_parsed": True, "__named_schemas": {}}
+    named: dict[str, Any] = {}
+    read = _record_of({"": _types_to_read(made, made.plain, named)})
+    within = {_INNER + name: kind for name, kind in named.items()}
+    return {**read, "__fastavro_parsed": True, "__named_schemas": within}
 
 
 def _record_of(fields: Mapping[Any, Any]) -> dict[str, Any]:
@@ -230,7 +249,7 @@ def _types_to_read(made: AvroType, plain: Any, named: dict[str, Any]) -> Any:
     if isinstance(plain, list):
         return _members_to_read(made, plain, named)
     if isinstance(plain, str):
-        return named.get(plain, plain)
+        return named.get(plain, _INNER + plain if made.is_within_itself else plain)
     read = plain
     if plain["type"] == "record":
         parts = dict(made.parts)
@@ -261,6 +280,8 @@ def _members_to_read(made: AvroType, plain: Sequence[Any], named: dict[str, Any]
 
 
 _NULL = AvroType(AvroKind.NULL, "null")
+_INNER = "."
+"""Before the name by which a record within itself refers to itself, so that it is no type of Avro's."""
 
 
 @dataclass(frozen=True, slots=True)
