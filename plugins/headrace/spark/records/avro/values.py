@@ -157,15 +157,18 @@ class AvroValues:
                 self._damage.check(value)
             if read is None:
                 raise ValueMisfitError("it is null")
-            if self._turn is None:
-                return read
-            if len(value) * self._widest > MOST_CELLS:
-                # Each element gets the fields that were added since.
-                check_cells(_elements(read, self._written), self._widest)
-            return self._turn(read)
+            return self._turned(read, len(value))
         except (DamagedError, ValueMisfitError) as error:
             refused[row] = str(error)
             return None
+
+    def _turned(self, read: Any, length: int) -> Any:
+        if self._turn is None:
+            return read
+        if length * self._widest > MOST_CELLS:
+            # Each element gets the fields that were added since.
+            check_cells(_elements(read, self._written), self._widest)
+        return self._turn(read)
 
     def _too_deep(self, value: bytes) -> str:
         """Why fastavro is not to read a value, before it does."""
