@@ -214,6 +214,7 @@ def chaos(
         registry.stop()
         time.sleep(5)
         registry.start()
+        debezium.restart_if_failed()
 
     names = {"receiver job": kill_job, "batch": kill_batch, "Debezium": kill_debezium, "registry": stop_registry}
     name = chance.choices(tuple(names), (2, 3, 2, 1))[0]
@@ -352,6 +353,7 @@ def main(
         writer.join()
         if writer.error is not None:
             raise writer.error
+        debezium.restart_if_failed()
         fill(connection, [SENTINEL], chance)
         until("the last row in the index", lambda: is_there(search.url, STREAM, str(SENTINEL)), DRAIN_SECONDS)
         until("the last batch", lambda: application.ledger.batches.next_unclaimed(STREAM) is None, DRAIN_SECONDS)

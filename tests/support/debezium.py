@@ -123,6 +123,27 @@ class Debezium(Server):
                 time.sleep(0.1)
         return self
 
+    def kill(self, seconds: float = 60.0) -> None:
+        """As `Server.kill`, when the end of a first snapshot is kept. A start without it would take a snapshot again,
+        in which nothing says what was deleted meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not self._is_snapshot_kept():
+            if time.monotonic() > deadline:
+                raise LocalStackError("Debezium keeps no offsets of its streaming.")
+            time.sleep(0.05)
+        super().kill()
+
+    def _is_snapshot_kept(self) -> bool:
+        file = self.folder / "offsets"
+        kept = file.read_bytes() if file.exists() else b""
+        return b'"lsn_proc"' in kept
+
+    def restart_if_failed(self) -> None:
+        """Restart its task if it has failed, as a person does: a converter that finds no registry ends it."""
+        url = f"http://{LOOPBACK}:{self.port}/connectors/{self._settings['name']}"
+        asked = urllib.request.Request(f"{url}/restart?includeTasks=true&onlyFailed=true", method="POST")  # noqa: S310
+        urllib.request.urlopen(asked, timeout=10).close()  # noqa: S310
+
     def connect(self) -> psycopg.Connection:
         """A connection to its database, in which each statement commits by itself."""
         return psycopg.connect(

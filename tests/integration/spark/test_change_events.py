@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import struct
 import sys
 import urllib.request
 import uuid
@@ -165,31 +163,6 @@ def test_a_transform_that_makes_columns_deletes_too(
     assert (counts["ignored_events"], counts["dead_lettered"]) == (1, 0), counts
     documents = follower.documents()
     assert {key: (each["op"], each["name"]) for key, each in documents.items()} == {"1": ("c", "a")}
-
-
-def test_each_geometry_is_taken_by_a_field_of_shapes(follow: Any) -> None:
-    """With a height and a measure, too: the shape is found where it is."""
-    follower = follow(DebeziumDecoder(fields="id INT, shape STRING"))
-    follower._ask("PUT", f"/{follower.index}", {"mappings": {"properties": {"shape": {"type": "geo_shape"}}}})
-    schema = field("shape", "struct", "io.debezium.data.geometry.Geometry", fields=[])
-    point = struct.pack("<BI4d", 1, 3001, 1, 2, 3, 4)
-    shapes = [
-        struct.pack("<BI2d", 1, 1, 1, 2),
-        point,
-        struct.pack("<BI3d", 1, 2001, 1, 2, 9),
-        struct.pack("<BII", 1, 3004, 2) + point * 2,
-        struct.pack("<BIII12d", 1, 1003, 1, 4, 0, 0, 5, 4, 0, 5, 4, 4, 5, 0, 0, 5),
-        struct.pack("<BII", 1, 7, 1) + point,
-    ]
-    rows = [
-        {"id": key, "shape": {"wkb": base64.b64encode(wkb).decode(), "srid": 4326}} for key, wkb in enumerate(shapes)
-    ]
-    follower.add(*((each["id"], with_schema(event("c", None, each), field("id", "int32"), schema)) for each in rows))
-    counts = follower.run()
-    assert (counts["created"], counts["dead_lettered"]) == (len(shapes), 0), counts
-    follower._ask("POST", f"/{follower.index}/_refresh")
-    at = {"geo_shape": {"shape": {"shape": "BBOX (0.9, 1.1, 2.1, 1.9)"}}}
-    assert follower._ask("POST", f"/{follower.index}/_count", {"query": at})["count"] == len(shapes) - 1
 
 
 def test_the_position_orders_a_key_of_several_partitions(follow: Any) -> None:
