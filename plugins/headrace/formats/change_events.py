@@ -91,6 +91,8 @@ def row_columns(columns: Sequence[tuple[str, str]], tree: Mapping[str, Any]) -> 
             "describes events whose row is a text, as MongoDB's documents are, which are read in JSON only: let "
             "Debezium write them with JsonConverter, and give a DebeziumDecoder fields in place of events"
         )
+    if isinstance(tree.get("after"), dict) and tree.get("before", tree["after"]) != tree["after"]:
+        raise ValueError("describes events in which before has other columns than after, or other names of their types")
     raise ValueError(
         "describes no change events: its columns are neither an envelope (op, before, after), nor a row with columns "
         "such as __deleted"

@@ -584,19 +584,21 @@ def record_of_document(
 def _of_document(
     context: StreamContext, id_: str, offset: int, environ: Mapping[str, str] | None
 ) -> Iterator[Coordinates]:
-    """The record at this offset whose key is the id; with decoded keys, all records at the offset that have a key."""
+    """The record at this offset whose key is the id. With decoded keys, all records at the offset that have a key, or
+    that may have one, as they were not read."""
     reader, ids_are_keys = RecordReader(context, environ), _ids_are_keys(context.stream)
     rows = [row for row in context.ledger.positions.all(context.name) if offset < row.next_offset]
-    for row in rows[:_MAX_CANDIDATES]:
-        position = RecordPosition(row.input_id, row.partition, offset)
-        block = locate(context, position, row).block
+    for number, row in enumerate(rows):
+        position, partition = RecordPosition(row.input_id, row.partition, offset), row.partition
+        place = Coordinates(partition.topic, partition.partition, offset, partition.incarnation)
         try:
-            record = reader.read(position, block)
+            record = reader.read(position, locate(context, position, row).block) if number < _MAX_CANDIDATES else None
         except HeadraceError:
-            continue
-        if record is None or (record.key != id_.encode() if ids_are_keys else not record.key):
-            continue
-        partition = row.partition
-        yield Coordinates(partition.topic, partition.partition, offset, partition.incarnation)
-        if ids_are_keys:
+            record, is_read = None, False
+        else:
+            is_read = number < _MAX_CANDIDATES
+        if ids_are_keys and record is not None and record.key == id_.encode():
+            yield place
             return
+        if not ids_are_keys and (not is_read or (record is not None and record.key)):
+            yield place

@@ -180,7 +180,6 @@ class RecordDecoding:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches with the columns of ``schema``."""
-        import pyarrow as pa
 
         from headrace.spark.records.arrow_types import arrow_schema
 
@@ -189,27 +188,56 @@ class RecordDecoding:
         _check_time_zone(self.time_zone)
         decode = {name: decoder.make(self.time_zone).decode for name, decoder in self.decoders.items()}
         for batch in batches:
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            reasons: list[str | None] = [None] * batch.num_rows
-            for name, function in decode.items():
-                decoder = self.decoders[name]
-                decoded, refused = _decoded(
-                    function, batch.column(name), {read: batch.column(read) for read in decoder.reads}
-                )
-                for row, reason in {**_left_out(batch.column(name), decoded, refused), **refused}.items():
-                    text = f"the {name} is {reason}"
-                    reasons[row] = text if reasons[row] is None else f"{reasons[row]}; {text}"
-                if self.keep_bytes is None:
-                    continue
-                if not decoder.beside:
-                    columns[name] = decoded
-                    continue
-                # flatten() gives a null to the fields of a null.
-                columns[name], *others = decoded.flatten()
-                columns |= {field.name: each for field, each in zip(decoder.beside, others, strict=True)}
-            columns[REASON] = pa.array(reasons, pa.string())
-            columns |= self._bytes(batch, columns[REASON])
-            yield pa.RecordBatch.from_arrays([columns[field.name] for field in target], schema=target)
+            yield from self._decoded(batch, decode, target)
+
+    def _decoded(
+        self, batch: pa.RecordBatch, decode: Mapping[str, _Decode], target: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the batch, in parts if its columns do not fit into memory at once."""
+        if not batch.num_rows:
+            yield self._columns(batch, decode, target)
+            return
+        waiting = [batch]
+        while waiting:
+            part = waiting.pop()
+            try:
+                made = self._columns(part, decode, target)
+            except MemoryError:
+                half = part.num_rows // 2
+                waiting += [part[half:], part[:half]]
+                continue
+            yield made
+
+    def _columns(self, batch: pa.RecordBatch, decode: Mapping[str, _Decode], target: pa.Schema) -> pa.RecordBatch:
+        """The batch with its decoded columns. Raises MemoryError if it has several rows."""
+        import pyarrow as pa
+
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        reasons: list[str | None] = [None] * batch.num_rows
+        for name, function in decode.items():
+            decoder = self.decoders[name]
+            others = {read: batch.column(read) for read in decoder.reads}
+            try:
+                decoded, refused = function(batch.column(name), **others)
+            except MemoryError as error:
+                if batch.num_rows > 1:
+                    raise
+                decoded, _ = function(pa.nulls(1, batch.column(name).type), **others)
+                refused = {0: _too_large(error)}
+            for row, reason in {**_left_out(batch.column(name), decoded, refused), **refused}.items():
+                text = f"the {name} is {reason}"
+                reasons[row] = text if reasons[row] is None else f"{reasons[row]}; {text}"
+            if self.keep_bytes is None:
+                continue
+            if not decoder.beside:
+                columns[name] = decoded
+                continue
+            # flatten() gives a null to the fields of a null.
+            columns[name], *fields = decoded.flatten()
+            columns |= {field.name: each for field, each in zip(decoder.beside, fields, strict=True)}
+        columns[REASON] = pa.array(reasons, pa.string())
+        columns |= self._bytes(batch, columns[REASON])
+        return pa.RecordBatch.from_arrays([columns[field.name] for field in target], schema=target)
 
     def _bytes(self, batch: pa.RecordBatch, reasons: pa.Array) -> dict[str, pa.Array]:
         import pyarrow as pa
@@ -222,26 +250,15 @@ class RecordDecoding:
         return {raw: pc.if_else(pc.is_valid(reasons), batch.column(name), None) for name, raw in _RAW.items()}
 
 
-def _decoded(
-    decode: Callable[..., tuple[pa.Array, dict[int, str]]], values: pa.Array, others: Mapping[str, pa.Array]
-) -> tuple[pa.Array, dict[int, str]]:
-    """What the decoder makes of the values, of all at once if they fit into memory."""
-    import pyarrow as pa
+_Decode = Callable[..., "tuple[pa.Array, dict[int, str]]"]
 
+
+def _too_large(error: MemoryError) -> str:
     from headrace.spark.records.exact_columns import MOST_CELLS, TooManyCellsError
 
-    try:
-        return decode(values, **others)
-    except MemoryError as error:
-        if len(values) == 1:
-            nothing, _ = decode(pa.nulls(1, values.type), **others)
-            if isinstance(error, TooManyCellsError):
-                return nothing, {0: f"one whose lists have more than {MOST_CELLS:,} fields"}
-            return nothing, {0: "one that takes more memory than there is"}
-    half = len(values) // 2
-    first, refused = _decoded(decode, values[:half], {name: each[:half] for name, each in others.items()})
-    second, of_second = _decoded(decode, values[half:], {name: each[half:] for name, each in others.items()})
-    return pa.concat_arrays([first, second]), refused | {half + row: reason for row, reason in of_second.items()}
+    if isinstance(error, TooManyCellsError):
+        return f"one whose lists have more than {MOST_CELLS:,} fields"
+    return "one that takes more memory than there is"
 
 
 def _left_out(values: pa.Array, decoded: pa.Array, refused: Mapping[int, str]) -> dict[int, str]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 YEARS_1_TO_9999 = (-62_135_596_800, 253_402_300_799)
 """The first and the last second of the times that texts of ISO 8601 have, since 1970."""
@@ -46,6 +47,23 @@ def widest_element(kind: pa.DataType) -> int:
     if pa.types.is_map(kind):
         return max(1 + cells_of_element(kind.item_type), widest_element(kind.item_type))
     return 0
+
+
+def must_count(values: pa.Array, widest: int, shortest: int) -> bool:
+    """Whether the only one of binary ``values`` may have too many elements, so that they are to be counted.
+
+    Raises TooManyCellsError if several values may: each is then asked for by itself, so that what is refused does not
+    depend on the others. ``widest``: of `widest_element`. ``shortest``: the bytes of an element without fields.
+    """
+    if not widest or not len(values):
+        return False
+    lengths = pc.binary_length(values)
+    every, longest = pc.sum(lengths).as_py() or 0, pc.max(lengths).as_py() or 0
+    if len(values) == 1:
+        return bool(longest // shortest * widest > MOST_CELLS)
+    if longest // shortest * widest > MOST_CELLS or every // shortest * widest > 2 * MOST_CELLS:
+        raise TooManyCellsError
+    return False
 
 
 def check_cells(elements: int, cells_of_each: int) -> None:

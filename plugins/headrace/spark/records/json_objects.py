@@ -10,9 +10,10 @@ record; only a column that does not convert is divided until its values that do 
 from __future__ import annotations
 
 import binascii
+import contextlib
 import decimal
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -29,6 +30,7 @@ from headrace.spark.records.exact_columns import (
     UnfitError,
     check_cells,
     element_offsets,
+    must_count,
     unfit,
     widest_element,
 )
@@ -107,26 +109,35 @@ _SHORTEST_OBJECT = 3
 """Bytes of an empty object with a comma."""
 
 
-def check_objects(values: pa.Array, kind: pa.DataType) -> None:
-    """Raise TooManyCellsError if binary ``values`` have more objects in lists than msgspec's objects of the columns,
-    which have a place for each field, fit into memory for."""
+def check_objects(
+    values: pa.Array, kind: pa.DataType, rows: Callable[[Any], Iterable[Any]] = lambda parsed: (parsed,)
+) -> None:
+    """Raise TooManyCellsError if binary ``values`` may have so many elements in lists that msgspec's objects, which
+    have a place for each field, take too much memory.
+
+    ``rows``: the objects of ``kind`` in a value that is parsed.
+    """
     widest = widest_element(kind)
-    if len(values) == 0 or (pc.sum(pc.binary_length(values)).as_py() or 0) // _SHORTEST_OBJECT * widest <= MOST_CELLS:
+    if not must_count(values, widest, _SHORTEST_OBJECT) or not values[0].is_valid:
         return
-    braces = pc.sum(pc.count_substring(values, "{")).as_py()
-    if len(values) == 1 and braces * widest > MOST_CELLS:
-        # Braces may be in texts. With several values, each will be asked for by itself.
-        try:
-            braces = _objects_in(msgspec.json.decode(values[0].as_py()))
-        except REFUSED:
-            return
-    check_cells(braces, widest)
+    text = values[0].as_py()
+    elements = text.count(b"{") + text.count(b"null")
+    if elements * widest > MOST_CELLS:
+        # They may be in texts, or in fields that are not declared.
+        with contextlib.suppress(*REFUSED):
+            elements = sum(_elements(row, kind) for row in rows(msgspec.json.decode(text)))
+    check_cells(elements, widest)
 
 
-def _objects_in(parsed: Any) -> int:
-    if isinstance(parsed, dict):
-        return 1 + sum(map(_objects_in, parsed.values()))
-    return sum(map(_objects_in, parsed)) if isinstance(parsed, list) else 0
+def _elements(parsed: Any, kind: Any) -> int:
+    """The elements of the lists and maps that are declared."""
+    if pa.types.is_struct(kind):
+        return sum(_elements(parsed.get(field.name), field.type) for field in kind) if isinstance(parsed, dict) else 0
+    if pa.types.is_list(kind) and isinstance(parsed, list):
+        return len(parsed) + sum(_elements(each, kind.value_type) for each in parsed)
+    if pa.types.is_map(kind) and isinstance(parsed, dict):
+        return len(parsed) + sum(_elements(each, kind.item_type) for each in parsed.values())
+    return 0
 
 
 class Utf8Texts:

@@ -128,6 +128,8 @@ class JsonSchemaValues:
                     invalid[row] = self._reason(parse(text))
             except REFUSED as error:
                 invalid[row] = str(error)
+            except MemoryError:
+                raise
             except Exception as error:
                 # Whatever the value is, it is one record's.
                 invalid[row] = f"{type(error).__name__}: {str(error)[:_SHOWN_CHARACTERS]}"

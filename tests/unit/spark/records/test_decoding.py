@@ -189,8 +189,11 @@ def test_only_a_record_that_takes_too_much_memory_is_refused() -> None:
     values = [b"a", b"bad", b"big", b"b", b"wide", None, b"c"]
     block, _ = make_block(values, from_offset=0)
     decoders = {"value": TaskDecoder(f"{__name__}:LimitedMemory", StringType(), {}, reads=("headers",))}
-    (batch,) = RecordDecoding(decoders, "UTC").run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
+    parts = list(RecordDecoding(decoders, "UTC").run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))])))
+    assert max(part.num_rows for part in parts) == 2
+    batch = pa.Table.from_batches(parts)
     assert batch.column("value").to_pylist() == ["a", None, None, "b", None, None, "c"]
+    assert batch.column("offset").to_pylist() == list(range(7))
     reasons = batch.column("undecodable_reason").to_pylist()
     assert [row for row, reason in enumerate(reasons) if reason is not None] == [1, 2, 4]
     assert "takes more memory than there is" in reasons[2]

@@ -60,6 +60,13 @@ def change_events() -> Made:
     return decode, lambda number: b'{"op":"c","source":{},"after":%b}' % json_objects()[1](number)
 
 
+def mongo_documents() -> Made:
+    def value(number: int) -> bytes:
+        return json.dumps({"op": "c", "source": {}, "after": json_objects()[1](number).decode()}).encode()
+
+    return change_events()[0], value
+
+
 def protobuf(kind: str = "repeated Wide w = 1;", key: bytes = b"") -> Made:
     fields = " ".join(f"int64 f{n} = {n};" for n in range(1, FIELDS + 1))
     schema = protobuf_examples.compiled(f"message Wide {{ {fields} }} {kind}")
@@ -92,12 +99,24 @@ def avro(*, added: int = 0) -> Made:
         json_nulls,
         json_schema,
         change_events,
+        mongo_documents,
         protobuf,
         lambda: protobuf("map<int32, Wide> w = 1;"),
         avro,
         lambda: avro(added=FIELDS - 1),
     ],
-    ids=["objects", "maps", "nulls", "JSON Schema", "events", "Protobuf", "Protobuf map", "Avro", "Avro, added fields"],
+    ids=[
+        "objects",
+        "maps",
+        "nulls",
+        "JSON Schema",
+        "events",
+        "MongoDB",
+        "Protobuf",
+        "Protobuf map",
+        "Avro",
+        "Avro, added fields",
+    ],
 )
 @pytest.mark.parametrize("others", [0, 299], ids=["alone", "among others"])
 def test_a_record_of_too_many_fields_is_told(make: Callable[[], Made], others: int) -> None:
@@ -106,6 +125,30 @@ def test_a_record_of_too_many_fields_is_told(make: Callable[[], Made], others: i
     assert decode(pa.array([small] * 3, pa.binary()))[1] == {}
     with pytest.raises(TooManyCellsError):
         decode(pa.array([small] * others + [value_of(ELEMENTS + 1)], pa.binary()))
+
+
+@pytest.mark.parametrize("make", [json_objects, protobuf, avro], ids=["objects", "Protobuf", "Avro"])
+def test_several_records_of_many_fields_are_divided(make: Callable[[], Made]) -> None:
+    """Each is decoded: together they would take gigabytes."""
+    decode, value_of = make()
+    value = value_of(ELEMENTS // 2)
+    assert decode(pa.array([value], pa.binary()))[1] == {}
+    with pytest.raises(TooManyCellsError):
+        decode(pa.array([value] * 12, pa.binary()))
+
+
+def test_a_cut_off_record_is_not_read_in_vain() -> None:
+    decode, value_of = json_objects()
+    with pytest.raises(TooManyCellsError):
+        decode(pa.array([value_of(ELEMENTS + 1)[:-2]], pa.binary()))
+
+
+def test_objects_that_no_list_declares_are_not_counted() -> None:
+    kind = pa.struct([("raw", pa.string()), ("w", pa.list_(WIDE))])
+    others = [{"a": 1}] * (ELEMENTS + 1)
+    value = json.dumps({"other": others, "raw": others, "w": [{}]}).encode()
+    (made,), refused = JsonObjects(kind).decode(pa.array([value], pa.binary()))
+    assert (len(made["w"]), refused) == (1, {})
 
 
 @pytest.mark.parametrize("make", [json_objects, protobuf, avro], ids=["objects", "Protobuf", "Avro"])

@@ -17,7 +17,7 @@ from headrace.views import trace_location
 from headrace.views.trace import DocumentLookup, trace_document, trace_record
 from headrace.views.trace_location import Coordinates
 from headrace.views.trace_records import RecordReader
-from headrace.views.traced import Outcome, RecordState, RecordTrace, TracedDocument, UnknownRecordError
+from headrace.views.traced import Outcome, RecordPosition, RecordState, RecordTrace, TracedDocument, UnknownRecordError
 
 
 def trace(shop: Shop, offset: int, *, partition: int = 0, incarnation: int | None = None) -> RecordTrace:
@@ -397,6 +397,16 @@ def test_a_decoded_key_leads_to_the_record_by_its_offset(make_shop: Any, monkeyp
     assert traced.outputs[0].outcome is Outcome.DOCUMENT
     version = 1
     with pytest.raises(UnknownRecordError, match=r"is a decoded one: .*\(clicks 0 1, clicks 1 1\)"):
+        trace_document(shop.context, "7")
+    read = RecordReader.read
+
+    def read_some(self: RecordReader, position: RecordPosition, block: Any) -> Any:
+        if position.partition.partition == 0:
+            raise UnknownRecordError("unreadable")
+        return read(self, position, block)
+
+    monkeypatch.setattr(RecordReader, "read", read_some)
+    with pytest.raises(UnknownRecordError, match="clicks 0 1, clicks 1 1"):
         trace_document(shop.context, "7")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 _Walk = Callable[[bytes, int], int]
 """From a place in a value's bytes to the one behind what is there. Raises DamagedError."""
 _MOST_OF_A_NUMBER = 10
-_DEEPEST = 200
+_DEEPEST = 100
 """Records within themselves."""
 
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARACTERS = 60
 _FEWEST_ROWS = 256
-"""Fewer are decoded one by one, which is faster."""
+"""Fewer are decoded one by one, which is faster, unless they are large."""
+_FEWEST_BYTES = 1_000_000
 _FEWEST_TO_SCAN = 64
 """Damage is looked for in fewer one by one."""
 
@@ -96,7 +97,7 @@ class AvroValues:
 
         Raises TooManyCellsError.
         """
-        if self._columns is None or len(values) < _FEWEST_ROWS:
+        if self._columns is None or (len(values) < _FEWEST_ROWS and values.nbytes < _FEWEST_BYTES):
             return self._decode_each(values)
         there = pc.is_valid(values).to_numpy(zero_copy_only=False)
         try:

@@ -14,7 +14,14 @@ from headrace.formats.change_events import BESIDE, ROW_OPERATIONS, DecimalTexts,
 from headrace.spark.records.events.connect_values import ConnectLeaf
 from headrace.spark.records.events.declared_rows import DeclaredRows
 from headrace.spark.records.events.event_columns import columns_of_source, refuse_unsent, transactions_of
-from headrace.spark.records.events.event_reader import NO_SOURCE, NOTHING, SOURCE_FIELDS, ChangeEvent, EventReader
+from headrace.spark.records.events.event_reader import (
+    NO_SOURCE,
+    NOTHING,
+    SOURCE_FIELDS,
+    ChangeEvent,
+    EventReader,
+    rows_of,
+)
 from headrace.spark.records.json_objects import check_objects, not_utf8
 
 
@@ -48,7 +55,7 @@ class ChangeEvents:
         null where a row was deleted, and where the event changes no row; a tombstone is null as a whole. Raises
         TooManyCellsError.
         """
-        check_objects(values, self._column)
+        check_objects(values, self._rows.kind, rows_of)
         texts = values.to_pylist()
         refused = not_utf8(values)
         self._reader.forget_schemas()

@@ -7,7 +7,7 @@ row (a heartbeat, a change of the schema, the end of a transaction, a truncate, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from headrace.formats.change_events import (
 from headrace.spark.records.events.declared_rows import NO_SCHEMA, OF_DOCUMENTS, DeclaredRows
 from headrace.spark.records.events.event_columns import connector_of, text_of
 from headrace.spark.records.events.mongo_documents import plain_document
-from headrace.spark.records.json_objects import REFUSED
+from headrace.spark.records.json_objects import REFUSED, check_objects
 
 UNKNOWN_OPERATION = "it has the operation {!r}, which headrace does not know"
 _NO_FIELDS = "it has neither an operation nor a field of the row"
@@ -104,7 +104,6 @@ class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
 
 _read_wrapped = msgspec.json.Decoder(_Wrapped).decode
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_read_source = msgspec.json.Decoder(Source | None).decode
 _read_envelope = msgspec.json.Decoder(_Envelope).decode
 
 
@@ -339,6 +338,7 @@ class EventReader:
         text = b"null" if raw is None else bytes(raw)
         if text[:1] == b'"':
             text = plain_document(msgspec.json.decode(text, type=str))
+            check_objects(pa.array([text], pa.binary()), self._rows.kind)
         for reader in self._row_readers[:-1]:
             try:
                 return reader(text)
@@ -348,6 +348,19 @@ class EventReader:
             return self._row_readers[-1](text)
         except msgspec.DecodeError as error:
             raise ValueError(str(error).replace("`$", f"`$.{part}") if part else str(error)) from None
+
+
+_AROUND = ("payload", "data")
+
+
+def rows_of(parsed: Any) -> Iterator[Any]:
+    """All that may be rows in the JSON of an event, of whichever form."""
+    if not isinstance(parsed, dict):
+        return
+    yield parsed
+    yield from (parsed.get("before"), parsed.get("after"))
+    for name in _AROUND:
+        yield from rows_of(parsed.get(name))
 
 
 _OF_ENVELOPE = frozenset({"op", "before", "after", "source"})

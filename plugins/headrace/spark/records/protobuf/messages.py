@@ -28,7 +28,7 @@ from headrace.formats.protobuf_schema import (
     is_repeated,
     is_required,
 )
-from headrace.spark.records.exact_columns import MOST_CELLS, check_cells, element_offsets, widest_element
+from headrace.spark.records.exact_columns import MOST_CELLS, check_cells, element_offsets, must_count, widest_element
 
 _INT32, _GROUP, _MESSAGE, _ENUM = 5, 10, 11, 14
 _OPTIONAL, _REPEATED = 1, 3
@@ -227,15 +227,18 @@ class Elements:
     def __init__(self, made: ProtoType) -> None:
         self._made, self._widest = made, widest_element(raw_type(made))
         self._parts: dict[int, Mapping[int, ProtoType]] = {}
+        self._tags = frozenset(_tags(made)) if self._widest else frozenset()
 
     def check(self, values: pa.Array) -> None:
-        """Raise TooManyCellsError if one of binary ``values`` has too many."""
-        lengths = pc.binary_length(values)
-        if not self._widest or (pc.max(lengths).as_py() or 0) // _SHORTEST_ELEMENT * self._widest <= MOST_CELLS:
+        """Raise TooManyCellsError if one of binary ``values`` has too many, or several may have."""
+        if not must_count(values, self._widest, _SHORTEST_ELEMENT) or not values[0].is_valid:
             return
-        many = pc.greater(lengths, MOST_CELLS // self._widest * _SHORTEST_ELEMENT)
-        for row in pc.indices_nonzero(pc.fill_null(many, False)).to_pylist():
-            check_cells(self._of_message(memoryview(values[row].as_py()), self._made), self._widest)
+        data = values[0].as_py()
+        # Each element begins with its tag, and few other bytes are equal to it.
+        elements = sum(map(data.count, self._tags))
+        if elements * self._widest > MOST_CELLS:
+            elements = self._of_message(memoryview(data), self._made)
+        check_cells(elements, self._widest)
 
     def _of_message(self, data: memoryview, made: ProtoType | None) -> int:
         """Those of a message that are messages; of one that is damaged, those before the damage."""
@@ -272,6 +275,25 @@ class Elements:
             fields = {field.number: field.type for field in made.fields}
             self._parts[id(made)] = {2: made.element} if made.kind is ProtoKind.MAP else fields
         return self._parts[id(made)]
+
+
+def _tags(made: ProtoType) -> Iterator[bytes]:
+    """The first bytes of all elements, of any depth, that are messages."""
+    for field in made.fields:
+        held = field.type.element if field.type.kind is ProtoKind.LIST else field.type
+        if held.kind in (ProtoKind.MESSAGE, ProtoKind.MAP):
+            if held is not field.type or held.kind is ProtoKind.MAP:
+                wire = _GROUP_BEGINS if field.wire == _GROUP else _LENGTH
+                yield _varint_of(field.number << 3 | wire)
+            yield from _tags(held.element if held.kind is ProtoKind.MAP else held)
+
+
+def _varint_of(number: int) -> bytes:
+    made = bytearray()
+    while number > 0x7F:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*made, number])
 
 
 _VARINT, _LENGTH, _GROUP_BEGINS, _GROUP_ENDS = 0, 2, 3, 4

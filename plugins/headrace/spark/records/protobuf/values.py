@@ -155,15 +155,13 @@ class ProtobufValues:
 
     def _agrees(self, reader: ArrowReader, values: pa.Array, refused: dict[int, str]) -> bool:
         """Whether both ways give the same for the first values: a ptars that reads otherwise is not taken."""
-        values = pc.if_else(pc.less(pc.binary_length(values), _LONGEST_COMPARED), values, b"")
+        lengths = pc.binary_length(values)
+        longest = max(_LONGEST_COMPARED, pc.min(lengths).as_py() or 0)
+        values = pc.if_else(pc.less_equal(lengths, longest), values, b"")
         first = {row: reason for row, reason in refused.items() if row < len(values)}
         messages = self._parser.messages(values.to_pylist(), first)
         raw = reader.raw(_without(values, first)) or {}
-        return all(
-            _shown(column, raw[column.number]) == _shown(column, messages)
-            for column in self._columns
-            if column.number in raw
-        )
+        return all(_are_equal(column, raw[column.number], messages) for column in self._columns if column.number in raw)
 
     def _made(self, arrays: list[pa.Array], values: pa.Array, refused: dict[int, str]) -> pa.Array:
         absent = values.is_null().to_numpy(zero_copy_only=False)
@@ -210,10 +208,17 @@ class _MessageColumn:
             raise UnfitError(f"{error} at `$`") from None
 
 
-def _shown(column: _FieldColumn | _MessageColumn, values: Any) -> str:
-    """The column as a text: in Arrow a NaN is not equal to itself."""
+def _are_equal(column: _FieldColumn | _MessageColumn, raw: Any, messages: Any) -> bool:
+    made, wanted = _array_or_error(column, raw), _array_or_error(column, messages)
+    if isinstance(made, pa.Array) and isinstance(wanted, pa.Array):
+        # In Arrow a NaN is not equal to itself.
+        return bool(made.equals(wanted)) or repr(made.to_pylist()) == repr(wanted.to_pylist())
+    return made == wanted
+
+
+def _array_or_error(column: _FieldColumn | _MessageColumn, values: Any) -> pa.Array | str:
     try:
-        return repr(column.array(values).to_pylist())
+        return column.array(values)
     except UnfitError as error:
         return str(error)
 
