@@ -92,7 +92,9 @@ def row_columns(columns: Sequence[tuple[str, str]], tree: Mapping[str, Any]) -> 
             "Debezium write them with JsonConverter, and give a DebeziumDecoder fields in place of events"
         )
     if isinstance(tree.get("after"), dict) and tree.get("before", tree["after"]) != tree["after"]:
-        raise ValueError("describes events in which before has other columns than after, or other names of their types")
+        raise ValueError(
+            "describes no change events: before has other columns than after, or its types are written otherwise"
+        )
     raise ValueError(
         "describes no change events: its columns are neither an envelope (op, before, after), nor a row with columns "
         "such as __deleted"
