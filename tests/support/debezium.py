@@ -124,19 +124,24 @@ class Debezium(Server):
         return self
 
     def kill(self, seconds: float = 60.0) -> None:
-        """As `Server.kill`, when the end of a first snapshot is kept. A start without it would take a snapshot again,
-        in which nothing says what was deleted meanwhile."""
+        """As `Server.kill`, when a change behind the last snapshot is kept. A start without it would take a snapshot
+        again, in which nothing says what was deleted meanwhile."""
         deadline = time.monotonic() + seconds
+        # It stands still while its file is looked at: Connect writes it in place, and a half of it is none.
+        self.suspend()
         while not self._is_snapshot_kept():
+            self.resume()
             if time.monotonic() > deadline:
                 raise LocalStackError("Debezium keeps no offsets of its streaming.")
             time.sleep(0.05)
+            self.suspend()
         super().kill()
 
     def _is_snapshot_kept(self) -> bool:
         file = self.folder / "offsets"
         kept = file.read_bytes() if file.exists() else b""
-        return b'"lsn_proc"' in kept
+        # A map that Java has serialized ends with this byte.
+        return kept.endswith(b"x") and b'"lsn_proc"' in kept and b'"snapshot"' not in kept
 
     def restart_if_failed(self) -> None:
         """Restart its task if it has failed, as a person does: a converter that finds no registry ends it."""

@@ -194,9 +194,12 @@ class _Choice:
 
     def keep(self) -> None:
         """Keep the schemas of the new readers."""
-        for _, asked in self._asked.values():
-            if asked.found is not None:
-                self._writing(asked).keep(asked.found)
+        for question, asked in self._asked.values():
+            if asked.found is None:
+                continue
+            self._writing(asked).keep(asked.found)
+            if question.version is not None and asked.reader is not None:
+                self._writing(asked).keep_version(asked.reader, asked.found)
 
     def record(self) -> None:
         """Record the new readers as those that the last batch began with."""

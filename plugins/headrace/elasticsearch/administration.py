@@ -248,7 +248,7 @@ class Administration:
 
     def _check_privileges(self, output: ElasticsearchOutput) -> None:
         of_documents = [*_DOCUMENT_PRIVILEGES]
-        if output.tombstone_action == "delete":
+        if output.deletes_by_key:
             of_documents.append("delete")
         if output.refresh or output.truncates == "apply":
             of_documents.append("maintenance")

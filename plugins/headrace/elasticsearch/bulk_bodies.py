@@ -195,6 +195,9 @@ def prepare_rows(
     before = rejected_before(batch)
     rejected |= before
     ignored = [row for row in ignored if row not in before]
+    # What a transform has rejected is a dead letter, and nothing else.
+    events.ignored = [row for row in events.ignored if row not in before]
+    events.truncates = {row: version for row, version in events.truncates.items() if row not in before}
     dropped = {*rejected, *ignored, *events.ignored, *events.truncates}
     truncated = set(_rows_below(identities.versions, options.truncated_below)) - dropped
     kept = _kept(batch.num_rows, [*dropped, *truncated])

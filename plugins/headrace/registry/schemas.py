@@ -118,6 +118,11 @@ class KeptSchemas:
         found = self._open(self._connection_id).version(subject, version)
         return self.of_digest(self._kept.keep(name, self.keep(found).encode()).decode(), found)
 
+    def keep_version(self, reader: RecordedReader, found: RegisteredSchema) -> None:
+        """Keep the version of a subject that a definition names, so that no registry is asked for it again."""
+        name = f"version-{self._digest}-{_digest(reader.subject)}-{reader.version}"
+        self._kept.keep(name, self.keep(found).encode())
+
     def newest(self, subject: str) -> tuple[RecordedReader, RegisteredSchema]:
         """The newest version of a subject, and its schema. Nothing is kept. Raises as `Registry.version` does."""
         found = self._open(self._connection_id).version(subject)

@@ -370,6 +370,15 @@ def test_a_preview_tells_and_keeps_nothing(registry: RegistryServer, shop_of: Ca
     assert event.batch_time_ms == later_ms
 
 
+def test_a_named_version_stays_with_the_stream(registry: RegistryServer, shop_of: Callable[..., Shop]) -> None:
+    """It needs no registry again."""
+    shop = shop_of(registry)
+    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
+    assert version_of(readers_of(shop, time_ms, claim=shop.batch.begin(time_ms), version=1)) == [1]
+    folder = Path(shop.batch.stream.folder_url) / "kept"
+    assert [file for file in folder.rglob("version-*") if file.is_file()]
+
+
 def test_a_batch_keeps_its_version_and_another_question_asks(
     registry: RegistryServer, connections: Define, shop_of: Callable[..., Shop]
 ) -> None:

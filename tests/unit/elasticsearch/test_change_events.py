@@ -92,6 +92,13 @@ class TestEventsOfNoRow:
         lines = [preparation.prepared.row(line) for line in range(len(preparation.prepared))]
         assert lines == [3, 5]
 
+    def test_what_a_transform_has_rejected_is_a_letter_only(self) -> None:
+        rows = rows_of((None, "heartbeat", None, None), (None, "t", 9, None), (8, "c", 7, {"id": 8}))
+        rows = rows.append_column("rejected_because", pa.array(["no id", "no id", None]))
+        preparation = prepare_rows(rows, options_of(truncates="apply"))
+        assert sorted(preparation.rejected) == [0, 1]
+        assert (preparation.ignored_events, preparation.truncates) == (0, ())
+
     def test_a_tombstone_counts_where_the_offset_is_its_version(self) -> None:
         preparation = prepare_rows(rows_of((7, "d", 6, None), (7, None, None, None)), options_of(None))
         assert preparation.prepared is not None
