@@ -5,16 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
-
-from headrace.devstack.server import LOOPBACK
+from tests.support.json_server import JsonHandler, JsonServer
 
 CLIENT_ID = "token-headrace"
 CLIENT_SECRET = "a secret of the client"
@@ -22,7 +19,7 @@ AUDIENCE = "kafka-brokers"
 KEY_ID = "first"
 
 
-class TokenServer:
+class TokenServer(JsonServer):
     """Issues signed tokens to a client that has its secret (OAuth's client credentials), and says how to check them."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
@@ -30,17 +27,7 @@ class TokenServer:
         self.life_seconds = 300.0
         self.asked: list[dict[str, str]] = []
         """The form of each request, with the header ``Authorization``."""
-        handler = type("_Handler", (_TokenHandler,), {"tokens": self})
-        self._server = ThreadingHTTPServer((LOOPBACK, 0), handler)
-        if tls:
-            # Not at the accept: a client that does not trust the server would hold it up.
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self.url = f"{'https' if tls else 'http'}://{LOOPBACK}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(type("_Handler", (_TokenHandler,), {"tokens": self}), tls)
 
     def token(self, key: Any = None, **claims: Any) -> tuple[str, float]:
         """A token and when it ends, in seconds since the epoch."""
@@ -54,13 +41,13 @@ class TokenServer:
         return {"keys": [{**public, "kid": KEY_ID, "use": "sig", "alg": "RS256"}]}
 
 
-class _TokenHandler(BaseHTTPRequestHandler):
+class _TokenHandler(JsonHandler):
     tokens: ClassVar[TokenServer]
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - as http.server names it
         self._answer(200, self.tokens.keys())
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
         authorization = str(self.headers["Authorization"])
         self.tokens.asked.append({name: values[0] for name, values in form.items()} | {"Authorization": authorization})
@@ -72,12 +59,4 @@ class _TokenHandler(BaseHTTPRequestHandler):
         self._answer(200, {"access_token": token, "expires_in": int(ends_at - time.time()), "token_type": "Bearer"})
 
     def _answer(self, status: int, answer: dict[str, Any]) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer(status, json.dumps(answer).encode())

@@ -197,9 +197,10 @@ class _Choice:
         for question, asked in self._asked.values():
             if asked.found is None:
                 continue
-            self._writing(asked).keep(asked.found)
             if question.version is not None and asked.reader is not None:
                 self._writing(asked).keep_version(asked.reader, asked.found)
+            else:
+                self._writing(asked).keep(asked.found)
 
     def record(self) -> None:
         """Record the new readers as those that the last batch began with."""

@@ -111,7 +111,7 @@ class KeptSchemas:
 
         Raises as `Registry.version` and `KeptValues.get` do.
         """
-        name = f"version-{self._digest}-{_digest(subject)}-{version}"
+        name = self._version_name(subject, version)
         known = self._kept.get(name)
         if known is not None or not ask:
             return None if known is None else self.of_digest(known.decode())
@@ -119,9 +119,11 @@ class KeptSchemas:
         return self.of_digest(self._kept.keep(name, self.keep(found).encode()).decode(), found)
 
     def keep_version(self, reader: RecordedReader, found: RegisteredSchema) -> None:
-        """Keep the version of a subject that a definition names, so that no registry is asked for it again."""
-        name = f"version-{self._digest}-{_digest(reader.subject)}-{reader.version}"
-        self._kept.keep(name, self.keep(found).encode())
+        """Keep the version of a subject that a definition names, and its schema: no registry is asked for it again."""
+        self._kept.keep(self._version_name(reader.subject, reader.version), self.keep(found).encode())
+
+    def _version_name(self, subject: str, version: int) -> str:
+        return f"version-{self._digest}-{_digest(subject)}-{version}"
 
     def newest(self, subject: str) -> tuple[RecordedReader, RegisteredSchema]:
         """The newest version of a subject, and its schema. Nothing is kept. Raises as `Registry.version` does."""

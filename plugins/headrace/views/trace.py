@@ -25,6 +25,7 @@ from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.ledger.batches.batch_states import is_recorded
 from headrace.ledger.batches.tables import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.receiving.tables import PositionRow
 from headrace.ledger.states import AttemptState
 from headrace.stream import STATE_STEP, ElasticsearchOutput, Output, Stream
 from headrace.stream.outputs import ColumnIds, KeyIds
@@ -588,17 +589,22 @@ def _of_document(
     that may have one, as they were not read."""
     reader, ids_are_keys = RecordReader(context, environ), _ids_are_keys(context.stream)
     rows = [row for row in context.ledger.positions.all(context.name) if offset < row.next_offset]
-    for number, row in enumerate(rows):
-        position, partition = RecordPosition(row.input_id, row.partition, offset), row.partition
-        place = Coordinates(partition.topic, partition.partition, offset, partition.incarnation)
+    for row in rows[:_MAX_CANDIDATES]:
+        position = RecordPosition(row.input_id, row.partition, offset)
         try:
-            record = reader.read(position, locate(context, position, row).block) if number < _MAX_CANDIDATES else None
+            record = reader.read(position, locate(context, position, row).block)
         except HeadraceError:
-            record, is_read = None, False
-        else:
-            is_read = number < _MAX_CANDIDATES
-        if ids_are_keys and record is not None and record.key == id_.encode():
-            yield place
-            return
-        if not ids_are_keys and (not is_read or (record is not None and record.key)):
-            yield place
+            if not ids_are_keys:
+                yield _coordinates(row, offset)
+            continue
+        if record is not None and (record.key == id_.encode() if ids_are_keys else record.key):
+            yield _coordinates(row, offset)
+            if ids_are_keys:
+                return
+    if not ids_are_keys:
+        yield from (_coordinates(row, offset) for row in rows[_MAX_CANDIDATES:])
+
+
+def _coordinates(row: PositionRow, offset: int) -> Coordinates:
+    partition = row.partition
+    return Coordinates(partition.topic, partition.partition, offset, partition.incarnation)

@@ -6,10 +6,8 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import threading
 import uuid
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,41 +15,31 @@ import jwt
 import pytest
 import requests
 from tests.support.certificates import write_certificate
+from tests.support.json_server import JsonHandler, JsonServer
 from tests.support.token_server import AUDIENCE, CLIENT_ID, CLIENT_SECRET, TokenServer
 
 from headrace.connections import variable_name
 from headrace.devstack.registry import RegistryServer
-from headrace.devstack.server import LOOPBACK
 from headrace.registry.client import Registry, RegistryRefusedError, RegistryUnavailableError
 
 SCHEMA = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
 PASSWORD = "the password of a registry"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     """Passes on what is asked for with the log-in that the gateway wants."""
 
     gateway: ClassVar[Gateway]
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - as http.server names it
         if not self.gateway.lets_in(str(self.headers["Authorization"])):
-            self._answer(401, b'{"error_code": 401, "message": "Unauthorized"}')
+            self.answer(401, b'{"error_code": 401, "message": "Unauthorized"}')
             return
         found = requests.get(self.gateway.registry_url + self.path, timeout=30)
-        self._answer(found.status_code, found.content)
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer(found.status_code, found.content)
 
 
-class Gateway:
+class Gateway(JsonServer):
     """HTTPS before a registry. ``lets_in`` judges the header ``Authorization``."""
 
     def __init__(self, registry: RegistryServer, folder: Path, *, client_certificate: bool) -> None:
@@ -66,15 +54,7 @@ class Gateway:
         if client_certificate:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(self.certificate)
-        self._server = ThreadingHTTPServer((LOOPBACK, 0), type("_Handler", (_Handler,), {"gateway": self}))
-        # Not at the accept: a client that does not trust the server would hold it up.
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self.url = f"https://{LOOPBACK}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(type("_Handler", (_Handler,), {"gateway": self}), context)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class JsonObjects:
     ) -> None:
         """``own``: the places that are not converted by the table."""
         self._wanted = f"no JSON object of {fields}" if fields else "no such JSON object"
-        self._kind = kind
+        self._bound = ElementsBound(kind)
         self._objects = Objects(kind, "$", partial(leaf, time_zone=time_zone), own)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self._objects.strict).decode
         self._decode_texts: Callable[[bytes], Any] | None = None
@@ -66,7 +66,7 @@ class JsonObjects:
 
         A null stays null, without a reason. Raises TooManyCellsError.
         """
-        check_objects(values, self._kind)
+        self._bound.check(values)
         texts = values.to_pylist()
         refused = not_utf8(values)
         objects: list[Any] = []
@@ -109,24 +109,33 @@ _SHORTEST_OBJECT = 3
 """Bytes of an empty object with a comma."""
 
 
-def check_objects(
-    values: pa.Array, kind: pa.DataType, rows: Callable[[Any], Iterable[Any]] = lambda parsed: (parsed,)
-) -> None:
-    """Raise TooManyCellsError if binary ``values`` may have so many elements in lists that msgspec's objects, which
-    have a place for each field, take too much memory.
+class ElementsBound:
+    """The bound of elements in the lists of JSON values: msgspec's objects have a place for each field of an element.
 
     ``rows``: the objects of ``kind`` in a value that is parsed.
     """
-    widest = widest_element(kind)
-    if not must_count(values, widest, _SHORTEST_OBJECT) or not values[0].is_valid:
-        return
-    text = values[0].as_py()
-    elements = text.count(b"{") + text.count(b"null")
-    if elements * widest > MOST_CELLS:
-        # They may be in texts, or in fields that are not declared.
-        with contextlib.suppress(*REFUSED):
-            elements = sum(_elements(row, kind) for row in rows(msgspec.json.decode(text)))
-    check_cells(elements, widest)
+
+    def __init__(self, kind: pa.DataType, rows: Callable[[Any], Iterable[Any]] = lambda parsed: (parsed,)) -> None:
+        self._kind, self._rows = kind, rows
+        self._widest = widest_element(kind)
+
+    def check(self, values: pa.Array) -> None:
+        """Raise TooManyCellsError if one of binary ``values`` has too many, or several may have."""
+        if must_count(values, self._widest, _SHORTEST_OBJECT) and values[0].is_valid:
+            self._count(values[0].as_py())
+
+    def check_text(self, text: bytes) -> None:
+        """Raise TooManyCellsError if a value has too many."""
+        if len(text) // _SHORTEST_OBJECT * self._widest > MOST_CELLS:
+            self._count(text)
+
+    def _count(self, text: bytes) -> None:
+        elements = text.count(b"{") + text.count(b"null")
+        if elements * self._widest > MOST_CELLS:
+            # They may be in texts, or in fields that are not declared.
+            with contextlib.suppress(*REFUSED):
+                elements = sum(_elements(row, self._kind) for row in self._rows(msgspec.json.decode(text)))
+        check_cells(elements, self._widest)
 
 
 def _elements(parsed: Any, kind: Any) -> int:

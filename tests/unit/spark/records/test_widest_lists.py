@@ -119,7 +119,7 @@ def avro(*, added: int = 0) -> Made:
     ],
 )
 @pytest.mark.parametrize("others", [0, 299], ids=["alone", "among others"])
-def test_a_record_of_too_many_fields_is_told(make: Callable[[], Made], others: int) -> None:
+def test_a_record_of_too_many_fields_is_reported(make: Callable[[], Made], others: int) -> None:
     decode, value_of = make()
     small = value_of(2)
     assert decode(pa.array([small] * 3, pa.binary()))[1] == {}

@@ -22,7 +22,7 @@ from headrace.spark.records.events.event_reader import (
     EventReader,
     rows_of,
 )
-from headrace.spark.records.json_objects import check_objects, not_utf8
+from headrace.spark.records.json_objects import ElementsBound, not_utf8
 
 
 class ChangeEvents:
@@ -47,6 +47,7 @@ class ChangeEvents:
         )
         self._wanted = f"no {'key' if self._is_key else 'change event'} of {fields}" if fields else "no change event"
         self._reader = EventReader(self._rows)
+        self._bound = ElementsBound(self._rows.kind, rows_of)
 
     def decode(self, values: pa.Array, *, headers: pa.Array | None = None) -> tuple[pa.Array, dict[int, str]]:
         """The structs of binary ``values``, and the reasons by row of those that are refused, which are null.
@@ -55,7 +56,7 @@ class ChangeEvents:
         null where a row was deleted, and where the event changes no row; a tombstone is null as a whole. Raises
         TooManyCellsError.
         """
-        check_objects(values, self._rows.kind, rows_of)
+        self._bound.check(values)
         texts = values.to_pylist()
         refused = not_utf8(values)
         self._reader.forget_schemas()

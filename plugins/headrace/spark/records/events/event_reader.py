@@ -26,7 +26,7 @@ from headrace.formats.change_events import (
 from headrace.spark.records.events.declared_rows import NO_SCHEMA, OF_DOCUMENTS, DeclaredRows
 from headrace.spark.records.events.event_columns import connector_of, text_of
 from headrace.spark.records.events.mongo_documents import plain_document
-from headrace.spark.records.json_objects import REFUSED, check_objects
+from headrace.spark.records.json_objects import REFUSED, ElementsBound
 
 UNKNOWN_OPERATION = "it has the operation {!r}, which headrace does not know"
 _NO_FIELDS = "it has neither an operation nor a field of the row"
@@ -124,6 +124,7 @@ class EventReader:
         self._row_readers = [msgspec.json.Decoder(rows.strict | None).decode]
         if rows.loose is not rows.strict:
             self._row_readers.append(msgspec.json.Decoder(rows.loose | None).decode)
+        self._bound = ElementsBound(rows.kind)
         self._flat = False
         """Whether rows came in flattened form, so that envelopes are not to be expected."""
         self._opening, self._schema = b"", NO_SCHEMA
@@ -326,19 +327,15 @@ class EventReader:
         if op not in ROW_OPERATIONS:
             return None
         row = self._row(raw, "after")
-        if row is not None and self._rows.is_bare(row):
-            text = bytes(raw)
-            text = plain_document(msgspec.json.decode(text, type=str)) if text[:1] == b'"' else text
-            if not _read_fields(text).keys() & self._rows.names:
-                raise ValueError(f"the row after it: {_NO_FIELDS}")
+        is_bare = row is not None and self._rows.is_bare(row)
+        if is_bare and not _read_fields(_document(raw)).keys() & self._rows.names:
+            raise ValueError(f"the row after it: {_NO_FIELDS}")
         return row
 
     def _row(self, raw: Any, part: str = "") -> Any:
         """A row of its JSON, or of a text of MongoDB that is one; None if there is none. ``part``: of an envelope."""
-        text = b"null" if raw is None else bytes(raw)
-        if text[:1] == b'"':
-            text = plain_document(msgspec.json.decode(text, type=str))
-            check_objects(pa.array([text], pa.binary()), self._rows.kind)
+        text = _document(raw)
+        self._bound.check_text(text)
         for reader in self._row_readers[:-1]:
             try:
                 return reader(text)
@@ -348,6 +345,12 @@ class EventReader:
             return self._row_readers[-1](text)
         except msgspec.DecodeError as error:
             raise ValueError(str(error).replace("`$", f"`$.{part}") if part else str(error)) from None
+
+
+def _document(raw: Any) -> bytes:
+    """The JSON of a row; of a text of MongoDB, that of its document. Raises ValueError."""
+    text = b"null" if raw is None else bytes(raw)
+    return plain_document(msgspec.json.decode(text, type=str)) if text[:1] == b'"' else text
 
 
 _AROUND = ("payload", "data")
