@@ -267,10 +267,12 @@ class TextFiles(Receiver):
             for other, progress in list(self._read.items()):
                 if progress.byte <= 0 or not self._may_be_copy(name, other):
                     continue
+                original = self._directory / other
                 is_there = other in listing.files and other not in changed
-                if is_there and is_part_of(path, self._directory / other, progress):
+                if is_there and is_part_of(path, original, progress):
                     copies[name] = self._copies.get(name, now)
-                elif not is_there and is_of(path, progress):
+                elif (not is_there or not is_of(original, progress)) and is_of(path, progress):
+                    # Also of an original that was truncated just now, after the look at it.
                     progress.inode = path.stat().st_ino
                     self._move({other: name}, listing)
                     break

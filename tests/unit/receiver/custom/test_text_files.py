@@ -14,7 +14,7 @@ import pytest
 from tests.unit.receiver.waiting import eventually
 
 from headrace.receiver import Receiver, TextFiles
-from headrace.receiver.followed_files import Listing, is_rotated_name
+from headrace.receiver.followed_files import FileProgress, Listing, is_part_of, is_rotated_name
 from headrace.testing.receivers import RunningReceiver, run_receiver
 
 Make = Callable[..., Callable[[], Receiver]]
@@ -89,12 +89,35 @@ def test_a_file_copied_and_truncated_is_followed_in_the_copy(lines: Make, tmp_pa
         shutil.copyfile(log, copy)
         write(tmp_path / "look.log", "2", mode="a")
         running.wait_for(12)
-        write(copy, "after the last look", mode="a")
+        # Not before the log is truncated: a copy has nothing that the log has not.
         os.truncate(log, 0)
+        write(copy, "after the last look", mode="a")
         write(log, *numbered(100, 130), mode="a")
         running.wait_for(43)
     expected = [*numbered(0, 10), *numbered(100, 130), "1", "2", "after the last look"]
     assert sorted(values(running)) == sorted(expected)
+    assert running.errors == []
+
+
+def test_a_log_truncated_while_its_copy_is_compared_is_followed(
+    lines: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "app.log"
+
+    def truncated_meanwhile(path: Path, of: Path, progress: FileProgress) -> bool:
+        os.truncate(of, 0)
+        return is_part_of(path, of, progress)
+
+    write(log, *numbered(0, 10))
+    with run_receiver(lines()) as running:
+        running.wait_for(10)
+        monkeypatch.setattr("headrace.receiver.text_files.is_part_of", truncated_meanwhile)
+        shutil.copyfile(log, tmp_path / ".making")
+        (tmp_path / ".making").rename(tmp_path / "app.log.1")
+        eventually(lambda: log.stat().st_size == 0)
+        write(log, *numbered(100, 130), mode="a")
+        running.wait_for(40)
+    assert sorted(values(running)) == [*numbered(0, 10), *numbered(100, 130)]
     assert running.errors == []
 
 
