@@ -51,6 +51,14 @@ class KeptValues:
         """The names that begin with this, sorted. Raises as `get`."""
         return sorted(path for path in self._storage.paths() if path.startswith(_checked(prefix)))
 
+    def mend(self, name: str, value: bytes) -> None:
+        """Keep the value in place of one that the caller knows to be damaged. For a look at a batch nothing is kept.
+
+        Raises as `get`.
+        """
+        if self.use != "look":
+            self._storage.write_atomically(_checked(name), value)
+
     def keep(self, name: str, value: bytes) -> bytes:
         """Keep the value, unless the name has one already; return the one that is kept, which is durable.
 

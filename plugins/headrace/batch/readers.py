@@ -4,6 +4,10 @@ The first attempt at a batch takes the newest version of the subject, or the one
 it with the batch: each later attempt, a replay and a preview read by the same. If the newest version gives other
 columns than the one that the last batch began with, an event says so before the records are read, since a transform or
 a mapping may depend on them.
+
+The registry's connection is recorded too. The ids in the records of a batch that was written are those of this
+registry, whatever connection the definition names later: a new registry may give them to other schemas. What is kept
+for it suffices, so a connection may be renamed, or removed, without its registry.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headrace.batch.places import READERS
 from headrace.errors import Failure, HeadraceError
 from headrace.kept_values import KeptUse, KeptValues
-from headrace.ledger.states import AttemptState, EventKind
+from headrace.ledger.states import AttemptState
 from headrace.registry.client import RegisteredSchema
 from headrace.registry.schemas import KeptSchemas, RecordedReader, digest_of
 from headrace.stream.ddl import column_differences
@@ -64,28 +68,29 @@ class BatchReaders:
             return cls(stream)
         target = "" if claim is None else claim.target
         known = attempts.pinned(context.name, batch_time_ms, READERS, target=target)
-        choice = _Choice(stream, known)
+        written = bool(target) or _is_written(context, batch_time_ms)
+        choice = _Choice(stream, known, written=written)
         if claim is None:
             return cls(choice.stream, choice.facts, "look")
         if choice.new:
             choice.keep()
-            held = attempts.pin(claim, READERS, choice.new)
+            held = attempts.pin(claim, READERS, choice.new, changes=choice.changes)
             if held != choice.new:
                 # Another attempt at the batch was first.
-                choice = _Choice(stream, {**known, **held})
-            for change in choice.changes:
-                context.ledger.events.append(
-                    context.name, EventKind.SCHEMA_CHANGED, change, batch_time_ms=batch_time_ms
+                choice = _Choice(stream, {**known, **held}, written=written)
+            for where, former, present in choice.moved:
+                warn(
+                    f"{where} reads by the registry of connection {present!r}. The batch began by that of {former!r}, "
+                    "but nothing of it was written"
                 )
+            for change in choice.changes.values():
                 warn(
                     f"the columns of {change['decoder']} have changed with version {change['version']} of subject "
                     f"{change['subject']!r}: {', '.join(change['differences'])}"
                 )
             # Last: if this process ends before, the next batch tells of the change.
             choice.record()
-        return cls(
-            choice.stream, choice.facts, "repeat" if target or _is_written(context, batch_time_ms) else "first_run"
-        )
+        return cls(choice.stream, choice.facts, "repeat" if written else "first_run")
 
 
 def _is_written(context: StreamContext, batch_time_ms: int) -> bool:
@@ -138,7 +143,7 @@ def ask_reader(
     before = None
     if pinned is not None:
         reader = RecordedReader(subject, pinned["version"], pinned["sha256"])
-        found = kept.of_digest(reader.sha256)
+        found = kept.of_reader(reader)
     elif question.version is not None:
         version = kept.of_version(subject, question.version, ask=how == "ask")
         if version is None:
@@ -148,7 +153,7 @@ def ask_reader(
         known = kept.recorded(subject)
         if known is None:
             return AskedReader(decoder)
-        reader, found = known, kept.of_digest(known.sha256)
+        reader, found = known, kept.of_reader(known)
     else:
         reader, found = kept.newest(subject)
         last = kept.recorded(subject)
@@ -181,13 +186,17 @@ class _Choice:
     """The readers of a stream's decoders. ``known``: those that are recorded with the batch.
 
     A reader is known by the decoder, the registry and the subject: a definition that names others has another question.
+    But the registry of a batch that was ``written`` stays. ``moved``: the decoders of a batch that was not, with the
+    connection of the registry that it began by and with that of the definition.
     """
 
-    def __init__(self, stream: Stream, known: Mapping[str, Any]) -> None:
+    def __init__(self, stream: Stream, known: Mapping[str, Any], *, written: bool) -> None:
         self._given = stream
         self._known = known
+        self._written = written
+        self.moved: list[tuple[str, str, str]] = []
         self._asked: dict[str, tuple[SchemaQuestion, AskedReader]] = {}
-        self.changes: list[dict[str, Any]] = []
+        self.changes: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         self.new: dict[str, Any] = {}
         self.stream = stream.model_copy(update={"inputs": tuple(map(self._resolved, stream.inputs))})
@@ -221,22 +230,34 @@ class _Choice:
         return source.model_copy(update=changes) if changes else source
 
     def _decoder(self, where: str, source: Input, name: str) -> DecoderDefinition:
-        question = source.decoders[name].question
-        if question is None:
-            return ask_reader(self._given, source, name).decoder
-        fact = f"{where} of {question.registry}/{_subject(source, question, name.removesuffix('_decoder'))}"
-        asked = ask_reader(self._given, source, name, pinned=self._known.get(fact))
-        if asked.reader is None:
-            return asked.decoder
-        self.facts[fact] = asked.reader.to_json()
+        source = self._by_recorded_registry(where, source, name)
+        decoder = source.decoders[name]
+        (registry,), question = decoder.connection_ids, decoder.question
+        subject = None if question is None else _subject(source, question, name.removesuffix("_decoder"))
+        fact = f"{where} of {registry}" if subject is None else f"{where} of {registry}/{subject}"
+        asked = ask_reader(self._given, source, name, pinned=None if subject is None else self._known.get(fact))
+        self.facts[fact] = {"registry": registry, **({} if asked.reader is None else asked.reader.to_json())}
         if fact not in self._known:
             self.new[fact] = self.facts[fact]
-            self._asked[fact] = (question, asked)
-        if asked.before is not None and asked.differences:
+            if question is not None:
+                self._asked[fact] = (question, asked)
+        if asked.reader is not None and asked.before is not None and asked.differences:
             versions = {"version_before": asked.before.version, "version": asked.reader.version}
             change = {"decoder": where, "subject": asked.reader.subject, **versions}
-            self.changes.append({**change, "differences": list(asked.differences)})
+            self.changes[fact] = {**change, "differences": list(asked.differences)}
         return asked.decoder
+
+    def _by_recorded_registry(self, where: str, source: Input, name: str) -> Input:
+        """The input, whose decoder reads by the registry that the batch was written by."""
+        (present,) = source.decoders[name].connection_ids
+        # The newest first, as the ledger has them.
+        recorded = [fact["registry"] for key, fact in self._known.items() if key.startswith(f"{where} of ")]
+        if not recorded or present in recorded:
+            return source
+        if self._written:
+            return source.model_copy(update={name: source.decoders[name].with_registry(recorded[0])})
+        self.moved.append((where, recorded[0], present))
+        return source
 
 
 def _column_by(

@@ -337,7 +337,8 @@ def _read_by(batch: BatchDetail) -> Iterator[str]:
         fact for output in batch.outputs if output.target is None for fact in output.counts.get(READERS, {}).items()
     ]
     for where, reader in sorted(dict(facts).items()):
-        yield f"{where.partition(' ')[0]} reads by version {reader['version']} of subject {reader['subject']}."
+        schema = f"version {reader['version']} of subject {reader['subject']}" if "subject" in reader else "its schema"
+        yield f"{where.partition(' ')[0]} reads by {schema}, with the registry of connection {reader['registry']}."
 
 
 def _attempt(attempt: Attempt) -> tuple[object, ...]:

@@ -80,11 +80,11 @@ class KeptSchemas:
 
         A registry that no longer has the id contradicts nothing: no record can be written with it any more.
 
-        Raises RegistryChangedError, and as `Registry.schema` and `KeptValues.get` do.
+        Raises RegistryChangedError, KeptSchemaMissingError, and as `Registry.schema` and `KeptValues.get` do.
         """
         name = f"id-{self._digest}-{id_}"
         known = self._kept.get(name)
-        kept = None if known is None else self.of_digest(known.decode())
+        kept = None if known is None else self._mended(known.decode(), lambda registry: registry.schema(id_))
         if kept is not None and not ask:
             return kept
         try:
@@ -102,19 +102,22 @@ class KeptSchemas:
                 f"it did before: now {found.format} {found.schema.shown()}, before {kept.format} "
                 f"{kept.schema.shown()}. It was set up again, or the connection leads to another registry.",
                 remedy="Restore the registry's data, and run the batch again. If the new one is right, name it by a "
-                "connection with another id in the decoder: ids of both are then told apart.",
+                "connection with another id in the decoder: what was written is read by the schemas of before, and "
+                "other batches by the new registry.",
             )
         return kept
 
     def of_version(self, subject: str, version: int, *, ask: bool = True) -> RegisteredSchema | None:
         """A version of a subject, as it was kept; else as the registry has it, or None if it is not to be asked.
 
-        Raises as `Registry.version` and `KeptValues.get` do.
+        Raises KeptSchemaMissingError, and as `Registry.version` and `KeptValues.get` do.
         """
         name = self._version_name(subject, version)
         known = self._kept.get(name)
-        if known is not None or not ask:
-            return None if known is None else self.of_digest(known.decode())
+        if known is not None:
+            return self.of_reader(RecordedReader(subject, version, known.decode()))
+        if not ask:
+            return None
         found = self._open(self._connection_id).version(subject, version)
         return self.of_digest(self._kept.keep(name, self.keep(found).encode()).decode(), found)
 
@@ -156,16 +159,37 @@ class KeptSchemas:
             raise KeptSchemaMissingError(
                 f"The schema {sha256[:_DIGITS]} of connection {self._connection_id!r} is "
                 f"{'missing' if data is None else 'damaged'} in {self._kept.url}.",
-                remedy="Restore the folder from a copy, and run the batch again; without the schema it cannot.",
+                remedy="Restore the folder from a copy, and run the batch again; without the schema it cannot. The "
+                "registry that gave the schema would mend it, but does not answer, or no longer gives this one.",
             )
         fields = json.loads(data)
         return RegisteredSchema(fields["format"], SchemaText.from_json(fields["text"]))
 
+    def of_reader(self, reader: RecordedReader) -> RegisteredSchema:
+        """The schema of a reader. Raises as `of_digest` does."""
+        return self._mended(reader.sha256, lambda registry: registry.version(reader.subject, reader.version))
+
     def keep(self, found: RegisteredSchema) -> str:
         """Keep a schema; returns the digest under which it is kept."""
         sha256, data = _kept_as(found)
-        self._kept.keep(f"schema-{sha256}", data)
+        if self._kept.keep(f"schema-{sha256}", data) != data:
+            self._kept.mend(f"schema-{sha256}", data)
         return sha256
+
+    def _mended(self, sha256: str, ask: Callable[[Questions], RegisteredSchema]) -> RegisteredSchema:
+        """The schema that is kept under this digest. One that is missing or damaged is kept again, if the registry
+        still gives the schema of the digest. Raises as `of_digest` does."""
+        try:
+            return self.of_digest(sha256)
+        except KeptSchemaMissingError as error:
+            try:
+                found = ask(self._open(self._connection_id))
+            except HeadraceError as unanswered:
+                raise error from unanswered
+            if digest_of(found) != sha256:
+                raise
+            self.keep(found)
+            return found
 
     def _last_recorded(self, subject: str) -> tuple[int, RecordedReader | None]:
         names = self._kept.names(f"reader-{self._digest}-{_digest(subject)}-")

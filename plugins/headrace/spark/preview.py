@@ -44,6 +44,7 @@ from headrace.stream_context import StreamContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.kept_values import KeptUse
     from headrace.spark.outputs.documents import BatchIncarnations
 
 
@@ -327,10 +328,11 @@ def export_batch(
     origin = origins_of(context, [batch_time_ms])[batch_time_ms]
     for _ in load_manifests([origin]):
         pass
-    read_by = BatchReaders.of(context, batch_time_ms).stream
-    source = next(each for each in read_by.inputs if each.id == source.id)
+    readers = BatchReaders.of(context, batch_time_ms)
+    source = next(each for each in readers.stream.inputs if each.id == source.id)
     spark = open_session()
-    rows = exported(spark, source, partial(read_records, spark, source, [origin]), context.stream.folder_url)
+    read = partial(read_records, spark, source, [origin])
+    rows = exported(spark, source, read, context.stream.folder_url, use=readers.use)
     folder = Path(tempfile.mkdtemp(prefix=".headrace-export-", dir=path.parent))
     try:
         _write(rows, folder / "rows", spark)
@@ -343,11 +345,11 @@ def export_batch(
     return ExportedBatch(context.name, batch_time_ms, source.id, str(path), records, undecodable, path.stat().st_size)
 
 
-def exported(spark: SparkSession, source: Input, read: Reader, folder_url: str) -> DataFrame:
+def exported(spark: SparkSession, source: Input, read: Reader, folder_url: str, *, use: KeptUse) -> DataFrame:
     """An input's records as the file has them: decoded, with their bytes and the reason why they do not decode."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    decoding = RecordDecoding.of(source, spark, folder_url)
+    decoding = RecordDecoding.of(source, spark, folder_url, use=use)
     if decoding is None:
         raw = read().withColumn(RAW_KEY, F.col("key")).withColumn(RAW_VALUE, F.col("value"))
         return raw.withColumn(REASON, F.lit(None).cast("string"))

@@ -159,6 +159,11 @@ class DebeziumDecoder(_OfDebezium):
     def is_framed(self) -> bool:
         return self.events is not None and self.events.is_framed
 
+    def with_registry(self, connection_id: str) -> Self:
+        if self.events is None:
+            return self
+        return self.model_copy(update={"events": self.events.with_registry(connection_id)})
+
     def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:
         if self.events is None:
             return self

@@ -111,6 +111,10 @@ class DecoderDefinition(KindDefinition):
         """Whether the values have the frame of a schema registry."""
         return False
 
+    def with_registry(self, connection_id: str) -> Self:  # noqa: ARG002
+        """The decoder by the registry of another connection, if its values have the frame of one."""
+        return self
+
     def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:  # noqa: ARG002
         """The decoder of keys or values that reads by this schema, the answer to its `question` if it has one.
 

@@ -146,6 +146,9 @@ class SchemaDecoder(DecoderDefinition):
         # One folder for all formats: a decoder of another one finds what a batch was read by.
         return f"{folder_url}/{KEPT_FOLDER}/registry"
 
+    def with_registry(self, connection_id: str) -> Self:
+        return self.model_copy(update={"registry": connection_id}) if self.is_framed else self
+
     def with_reader(self, schema: SchemaText | None, part: Literal["key", "value"]) -> Self:
         if schema is not None:
             self._check(schema)

@@ -32,7 +32,7 @@ from headrace.registry.client import (
     SchemaUnknownError,
     SubjectUnknownError,
 )
-from headrace.spark.preview import preview_batch
+from headrace.spark.preview import export_batch, preview_batch
 from headrace.stream import AvroDecoder, JsonSchemaDecoder, KafkaInput, ParquetOutput, ProtobufDecoder, Stream
 from headrace.stream_context import StreamContext
 
@@ -275,6 +275,47 @@ def test_a_registry_that_was_set_up_again_is_refused(
         # What was decoded before is decoded as it was.
         shop.run(spark, time_ms, force=True)
     assert shop.written() == [{"id": 1}]
+
+
+@pytest.mark.parametrize("own_schema", [False, True])
+def test_a_batch_keeps_its_registry_when_another_is_named(
+    spark: SparkSession,
+    own_registry: RegistryServer,
+    connections: Define,
+    shop_of: Callable[..., Shop],
+    own_schema: bool,
+) -> None:
+    """As the error of a registry that was set up again says. What has been written is read as it was."""
+    shop = shop_of(own_registry)
+    decoder = {"schema_text": json.dumps(SECOND)} if own_schema else {}
+    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
+    shop.run(spark, time_ms, **decoder)
+    before = shop.written()
+    own_registry.stop()
+    with new_server_folder() as folder, RegistryServer(folder, port=own_registry.port) as again:
+        second_ms = shop.allocate(shop.topic.framed(SECOND, id=2, note="x"))
+        with pytest.raises(Exception, match="connection with another id"):
+            shop.run(spark, second_ms, **decoder)
+        decoder["registry"] = connect(connections, again.url)
+        shop.run(spark, second_ms, **decoder)
+        shop.run(spark, time_ms, force=True, **decoder)
+        assert shop.written() == [*before, {"id": 2, "note": "x"}]
+    decoder["registry"] = connect(connections, "http://127.0.0.1:1")
+    for written_ms in (time_ms, second_ms):
+        # Renamed only, and gone.
+        counts = shop.run(spark, written_ms, force=True, **decoder).outputs["parquet"]
+    assert shop.written() == [*before, {"id": 2, "note": "x"}]
+    assert [fact["registry"] for fact in counts[READERS].values()] != [shop.connection]
+
+
+def test_an_export_keeps_nothing(
+    spark: SparkSession, registry: RegistryServer, shop_of: Callable[..., Shop], tmp_path: Path
+) -> None:
+    shop = shop_of(registry)
+    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
+    context = StreamContext(shop.batch.stream, shop.batch.ledger)
+    assert export_batch(context, time_ms, tmp_path / "records.parquet", lambda: spark).records == 1
+    assert not (Path(shop.batch.stream.folder_url) / "kept").exists()
 
 
 def test_an_unknown_id_fails_the_batch_until_it_is_refused(

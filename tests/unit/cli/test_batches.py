@@ -232,7 +232,7 @@ def batch_time_ms(stream: Stream) -> int:
         allocate(StreamContext(stream, ledger), time_ms)
         claim: dict[str, Any] = {"way": "connect", "lease_ms": 60_000}
         first = ledger.attempts.begin("shop", time_ms, holder="one", outputs=["console"], **claim)
-        reader = {"subject": "shop-value", "version": 2, "sha256": "00"}
+        reader = {"registry": "schemas", "subject": "shop-value", "version": 2, "sha256": "00"}
         facts = {"clicks.value_decoder of schemas/shop-value": reader}
         ledger.attempts.record_output(first, "console", {"printed": 7, "seconds": 3.0207860220000384, READERS: facts})
         ledger.attempts.complete(first, code_version="shop:show 3f9c2a10")
@@ -261,7 +261,10 @@ def test_people_read_what_became_of_each_output_and_attempt(stream: Stream, batc
     (console,) = [line for line in lines if line.strip().startswith("console")]
     assert "completed" in console
     assert "printed 7, seconds 3.0 " in console
-    assert "clicks.value_decoder reads by version 2 of subject shop-value." in text
+    assert (
+        "clicks.value_decoder reads by version 2 of subject shop-value, with the registry of connection schemas."
+        in text
+    )
     assert "shop:show 3f9c2a10" in console
     (failed,) = [line for line in lines if line.strip().startswith("second")]
     assert "the paper is out" in failed

@@ -539,6 +539,15 @@ def test_a_fact_of_a_batch_holds_for_all_its_attempts(two: Batches) -> None:
     assert two.attempts.pin(two.begin("files", at=T2), "readers", {"a": 8}) == {"a": 7}
 
 
+def test_the_change_that_a_fact_brings_is_an_event_once(two: Batches) -> None:
+    """In the transaction of the fact: a process that ends between them would never tell of it."""
+    first, second = two.begin("index"), two.begin("files")
+    two.attempts.pin(first, "readers", {"a": 1}, changes={"a": {"of": "a"}})
+    two.attempts.pin(second, "readers", {"a": 1, "b": 2}, changes={"a": {"of": "a"}, "b": {"of": "b"}})
+    told = two.ledger.events.latest("flights", [EventKind.SCHEMA_CHANGED])
+    assert sorted(event.payload["of"] for event in told if event.batch_time_ms == T1) == ["a", "b"]
+
+
 def test_a_fenced_attempt_records_no_fact(two: Batches) -> None:
     former = two.begin("index")
     two.begin("index")

@@ -153,6 +153,33 @@ def test_schemas_are_the_same_but_for_blanks(one: str, other: str, same: bool) -
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("ask", [True, False])
+def test_a_registry_mends_a_lost_schema(tmp_path: Path, damage: str, ask: bool) -> None:
+    """If it still gives the schema of the digest."""
+    answers = Answers({7: schema("A")}, [schema("A")])
+    kept(tmp_path, answers).of_id(7, ask=True)
+    reader, _ = kept(tmp_path, answers).newest("orders-value")
+
+    def damage_file() -> Path:
+        (path,) = tmp_path.glob("schema-*")
+        path.unlink() if damage == "missing" else path.write_bytes(path.read_bytes()[:9])
+        return path
+
+    path = damage_file()
+    looking = KeptSchemas(KeptValues(str(tmp_path), "look"), "schemas", lambda _: answers)
+    assert looking.of_reader(reader).schema == schema("A").schema
+    assert not path.exists() or len(path.read_bytes()) == 9
+    assert kept(tmp_path, answers).of_id(7, ask=ask) == schema("A")
+    assert kept(tmp_path, Answers({})).of_id(7, ask=False) == schema("A")
+    damage_file()
+    assert kept(tmp_path, answers).of_reader(reader).schema == schema("A").schema
+    assert kept(tmp_path, Answers({})).of_digest(reader.sha256) == schema("A")
+    damage_file()
+    with pytest.raises(KeptSchemaMissingError, match=f"is {damage} in"):
+        kept(tmp_path, Answers({7: schema("B")}, [schema("B")])).of_reader(reader)
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
 def test_a_lost_schema_is_named(tmp_path: Path, damage: str) -> None:
     kept(tmp_path, Answers({7: schema("A")})).of_id(7, ask=True)
     (path,) = tmp_path.glob("schema-*")

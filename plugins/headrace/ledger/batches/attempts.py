@@ -180,21 +180,32 @@ class Attempts(Repository):
             connection.execute(update(batch_attempts).where(*identity(attempt)).values(**values))
             return lease_until_ms
 
-    def pin(self, attempt: Attempt, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def pin(
+        self,
+        attempt: Attempt,
+        name: str,
+        facts: Mapping[str, Any],
+        *,
+        changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """Record facts that hold for all attempts at the batch, such as the schemas that its records are read by.
 
         A fact that is known already stays. Returns those that hold, by their names.
 
         Args:
             name: the name of the attribute that has them, and of the count, by which a rebuilt ledger knows them.
+            changes: the payloads of events SCHEMA_CHANGED by facts; they are added with those that were not known.
 
         Raises:
             AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
         """
-        with self._database.write_stream(attempt.stream) as (connection, _):
+        with self._database.write_stream(attempt.stream) as (connection, locked):
             require_running(connection, attempt)
             known = _facts(connection, attempt.stream, attempt.batch_time_ms, attempt.target, name)
             held = {**facts, **{key: value for key, value in known.items() if key in facts}}
+            new = [payload for key, payload in changes.items() if key not in known]
+            kind, batch_time_ms = EventKind.SCHEMA_CHANGED, attempt.batch_time_ms
+            record_all(connection, attempt.stream, locked.now_ms, kind, new, batch_time_ms=batch_time_ms)
             query = select(batch_attempts.c.attributes).where(*identity(attempt))
             own = connection.execute(query).scalar_one()
             attributes = {**own, name: {**(own.get(name) or {}), **held}}
@@ -457,7 +468,8 @@ def _check_state_step(locked: LockedStream, batch: BatchRow, taken: Sequence[str
 
 
 def _facts(connection: Connection, stream_name: str, batch_time_ms: int, target: str, name: str) -> dict[str, Any]:
-    """The facts that attempts or outputs of the batch have recorded, the oldest ones; a replay's own come first."""
+    """The facts that attempts or outputs of the batch have recorded, the oldest of each name, those of a replay before
+    its batch's. The names come in turn: those that outputs have recorded first, the newest of them first."""
     facts: dict[str, Any] = {}
     for table, column in ((batch_attempts, "attributes"), (batch_outputs, "counts")):
         number = batch_attempts.c.number if table is batch_attempts else batch_outputs.c.attempt
