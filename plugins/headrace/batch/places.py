@@ -6,7 +6,7 @@ leaves an event. Whichever is newer counts. A place is known by its server and n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.ledger.batches.results import LAST_MS
@@ -27,6 +27,9 @@ subject, its version and the digest of the schema, by input, decoder and subject
 TRUNCATED_BELOW = "truncated_below"
 """Beside a place: the version below which truncates of the table have left no document there. Rows that are older and
 come later, from another partition, are not written."""
+TRUNCATED_BELOW_THEN = "truncated_below_then"
+"""Beside it: the same, without the truncates of later batch times, which a batch that is run again knows too. Only this
+counts for replays. Results of headrace before it have none: there both are the same."""
 _ROWS = 5
 _ROWS_ANY = 20
 _NEIGHBOURS = 100
@@ -61,26 +64,69 @@ def newest_place(
 ) -> Mapping[str, Any] | None:
     """The place of this output that was recorded or accepted last; None if no batch was written there.
 
-    ``target`` is the name of a replay: only what it has written near the batch time counts then. The mark of truncates
-    (`TRUNCATED_BELOW`) holds for an accepted place too, and in a replay that of the stream's own earlier batches.
+    ``target`` is the name of a replay: only what it has written near the batch time counts then. The marks of truncates
+    (`TRUNCATED_BELOW`) are those of all that was written to this server and name, whatever index is behind it; in a
+    replay also those that the stream's own earlier batches left where it has this batch.
     """
     found = _newest_place(ledger, stream_name, output, batch_time_ms, interval_ms, target)
-    mark = _mark(ledger, stream_name, output, batch_time_ms, target, found) if output.truncates == "apply" else 0
-    return {**(found or place_of(output, None)), TRUNCATED_BELOW: mark} if mark else found
+    place = dict(found or place_of(output, None))
+    marked = place.pop(TRUNCATED_BELOW, 0)
+    place.pop(TRUNCATED_BELOW_THEN, 0)
+    # Truncates that were applied hold also if the definition has given up to apply them, but by these versions only.
+    if output.truncates == "apply" or (marked and output.version == "column"):
+        below, then = _marks(ledger, stream_name, output, batch_time_ms, target)
+        if below:
+            return {**place, TRUNCATED_BELOW: below, TRUNCATED_BELOW_THEN: then}
+    return None if found is None else place
 
 
-def _mark(  # noqa: PLR0917
-    ledger: Ledger,
-    stream_name: str,
-    output: ElasticsearchOutput,
-    batch_time_ms: int,
-    target: str,
-    place: Mapping[str, Any] | None,
-) -> int:
-    until_ms = batch_time_ms - 1 if target else LAST_MS
-    rows = ledger.attempts.newest_with(stream_name, [f'"{TRUNCATED_BELOW}"'], _ROWS, until_ms=until_ms)
-    own = ((row.counts or {}).get(PLACE) for row in rows if row.output_id == output.step)
-    return max((each.get(TRUNCATED_BELOW, 0) for each in (place, *own) if each), default=0)
+def _marks(
+    ledger: Ledger, stream_name: str, output: ElasticsearchOutput, batch_time_ms: int, target: str
+) -> tuple[int, int]:
+    """`TRUNCATED_BELOW` and `TRUNCATED_BELOW_THEN` of the output's place."""
+    place = place_of(output, None)
+    # A stream may go on in the index of one of its replays. A replay begins with an index of its own.
+    by: dict[str, Any] = {"target": target or None}
+    below = max((mark[TRUNCATED_BELOW] for mark in _marked(ledger, stream_name, place, LAST_MS, **by)), default=0)
+    then = _then(_marked(ledger, stream_name, place, batch_time_ms, **by)) if below else 0
+    if not target:
+        return below, then
+    there = ledger.attempts.newest_with(stream_name, [f'"{PLACE}"'], 1, output_id=output.step, until_ms=batch_time_ms)
+    for row in there:
+        then = max(then, _then(_marked(ledger, stream_name, row.counts[PLACE], batch_time_ms - 1, target="")))
+    return max(below, then), then
+
+
+def _then(marks: Iterable[Mapping[str, Any]]) -> int:
+    return max((mark.get(TRUNCATED_BELOW_THEN, mark[TRUNCATED_BELOW]) for mark in marks), default=0)
+
+
+def _marked(
+    ledger: Ledger, stream_name: str, place: Mapping[str, Any], until_ms: int, *, target: str | None
+) -> Iterator[Mapping[str, Any]]:
+    """The recorded places of this server and name with the greatest marks of batches up to ``until_ms``.
+
+    Batches run in order, and each takes over the marks of those before it, so the newest of them has the greatest; but
+    one that was run again may have found a truncate that later ones had not seen.
+    """
+    texts = [f'"{TRUNCATED_BELOW}"', *_texts(place)]
+    of: dict[str, Any] = {"target": target, "until_ms": until_ms}
+    rows = ledger.attempts.newest_with(stream_name, texts, _ROWS_ANY, **of)
+    found: list[Any] = [(row.counts or {}).get(PLACE) for row in rows]
+    found += ledger.attempts.repeated_with(stream_name, PLACE, texts, **of)
+    return (each for each in found if _is_same(each, place) and TRUNCATED_BELOW in each)
+
+
+def _texts(place: Mapping[str, Any]) -> list[str]:
+    """What JSON of this server and name contains: see `Attempts.newest_with`."""
+    server: str | list[str] = place["server"]
+    of_server = [f'"{server}"'] if isinstance(server, str) else [f'["{server[0]}"', f'"{server[-1]}"]']
+    # The databases write other characters than ASCII, and blanks, differently.
+    return [text for text in (f'"{place["name"]}"', *of_server) if text.isascii()]
+
+
+def _is_same(found: Any, place: Mapping[str, Any]) -> bool:
+    return isinstance(found, dict) and all(found.get(name) == place[name] for name in ("server", "name"))
 
 
 def _newest_place(  # noqa: PLR0917
@@ -92,23 +138,18 @@ def _newest_place(  # noqa: PLR0917
     target: str,
 ) -> Mapping[str, Any] | None:
     wanted = place_of(output, None)
-
-    def is_place(found: Any) -> bool:
-        return isinstance(found, dict) and all(found.get(name) == wanted[name] for name in ("server", "name"))
-
     span_ms = _NEIGHBOURS * interval_ms
     near = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else (0, LAST_MS)
-    # The databases write other characters than ASCII, and blanks, differently.
-    texts = [f'"{PLACE}"', *([f'"{output.index}"'] if output.index.isascii() else [])]
+    texts = [f'"{PLACE}"', *_texts(wanted)]
     rows = ledger.attempts.newest_with(stream_name, texts, _ROWS, target=target, from_ms=near[0], until_ms=near[1])
     if not target:
         # An older batch may have been written again since.
         rows += ledger.attempts.newest_outputs(stream_name, _ROWS_ANY)
-    newest = max((row for row in rows if is_place((row.counts or {}).get(PLACE))), key=_recorded, default=None)
+    newest = max((row for row in rows if _is_same((row.counts or {}).get(PLACE), wanted)), key=_recorded, default=None)
     since_ms = -1 if newest is None else newest.recorded_at_ms or 0
     for event in ledger.events.latest(stream_name, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES):
         accepted = event.payload.get(PLACE)
-        if event.at_ms >= since_ms and event.payload.get("target") == target and is_place(accepted):
+        if event.at_ms >= since_ms and event.payload.get("target") == target and _is_same(accepted, wanted):
             return accepted
     return None if newest is None else newest.counts[PLACE]
 

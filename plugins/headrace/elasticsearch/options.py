@@ -99,6 +99,8 @@ class IndexingOptions:
     truncates: TruncatePolicy = TruncatePolicy.DEAD_LETTER
     truncated_below: int = 0
     """The version below which truncates of earlier batches have left no document. Older rows are superseded."""
+    truncated_below_then: int = 0
+    """The same, without truncates of later batch times. It is only recorded."""
 
     bulk_bytes: int = 5 * 1024 * 1024
     """The largest size of a request in bytes; a larger single document is a request of its own."""
@@ -146,6 +148,7 @@ class IndexingOptions:
         written_before: bool = False,
         withdraw_letters: bool = False,
         truncated_below: int = 0,
+        truncated_below_then: int = 0,
     ) -> Self:
         """The options for writing rows of ``headrace.spark.outputs.documents.prepare_documents`` to an output's target.
 
@@ -165,6 +168,7 @@ class IndexingOptions:
             tombstones=TombstonePolicy(output.tombstone_action),
             truncates=TruncatePolicy(output.truncates),
             truncated_below=truncated_below,
+            truncated_below_then=truncated_below_then,
             bulk_bytes=output.bulk_bytes,
             bulk_actions=output.bulk_actions,
             requests_in_flight=output.requests_in_flight,

@@ -30,7 +30,9 @@ from headrace.stream import (
     KafkaInput,
     KeyIds,
     SparkSettings,
+    Stream,
 )
+from headrace.stream.stream import replayed
 from headrace.testing.extensions import check_decoder
 
 pytestmark = pytest.mark.slow
@@ -68,6 +70,16 @@ class Follower:
         time_ms = self.batches.allocate() if batch_time_ms is None else batch_time_ms
         attempt = self.batches.begin(time_ms, force=batch_time_ms is not None)
         (counts,) = self.batches.run(self._spark, attempt).outputs.values()
+        return counts
+
+    def replay(self, batch_time_ms: int, target: str) -> dict[str, Any]:
+        """Write a batch again, to the index ``<index>-<target>``."""
+        stream = self.batches.stream
+        definition = replayed(stream, {"elasticsearch": {"index": f"{self.index}-{target}"}}).to_json()
+        named: dict[str, Any] = {"target": target, "definition": definition, "outputs": ["elasticsearch"]}
+        begun = {"holder": "test", "way": "submit", "lease_ms": 30_000}
+        attempt = self.batches.ledger.replays.begin(stream.name, batch_time_ms, **named, **begun)
+        (counts,) = self.batches.run(self._spark, attempt, stream=Stream.from_json(definition)).outputs.values()
         return counts
 
     def documents(self) -> dict[str, Any]:
@@ -201,6 +213,13 @@ def test_a_truncate_leaves_what_is_newer(follow: Any) -> None:
     assert follower.run()["superseded"] == 1
     follower.run(20_000)
     assert follower.documents() == {"3": document(3, "new")}
+    # The batch before it: again, and then as a replay, which is to have what the index had.
+    assert follower.run(10_000)["superseded"] == 20
+    assert follower.documents() == {"3": document(3, "new")}
+    assert follower.replay(10_000, "v2")["created"] == 20
+    assert follower.replay(20_000, "v2")["truncated"] == 20
+    assert follower.replay(30_000, "v2")["superseded"] == 1
+    assert follower.replay(30_000, "v3")["superseded"] == 1
 
 
 def test_a_truncate_that_is_not_applied_is_a_dead_letter(follow: Any) -> None:

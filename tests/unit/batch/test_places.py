@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.places import PLACE, TRUNCATED_BELOW, accept, newest_place, place_of
+from headrace.batch.places import PLACE, TRUNCATED_BELOW, TRUNCATED_BELOW_THEN, accept, newest_place, place_of
 from headrace.clock import ManualClock
 from headrace.elasticsearch.target import ConcreteIndex
 from headrace.ledger import Ledger
@@ -16,6 +16,9 @@ from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 START_MS = 1_700_000_000_000
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="orders")
+APPLYING = OUTPUT.model_copy(update={"document_ids": KeyIds(version_from="position"), "truncates": "apply"})
+MOVED = APPLYING.model_copy(update={"index": "moved"})
+REPLAYED = APPLYING.model_copy(update={"index": "orders-v2"})
 BATCHES = 31
 """More than are searched one by one."""
 
@@ -57,6 +60,32 @@ class Orders:
             claim = self.ledger.attempts.begin("orders", at_ms, force=True, **begun)
         self.ledger.attempts.record_output(claim, "elasticsearch", counts)
         self.ledger.attempts.complete(claim)
+
+    def mark(self, number: int, output: ElasticsearchOutput = APPLYING, replay: str = "") -> tuple[int, int]:
+        """The version below which the batch writes nothing, and the part of it that replays inherit."""
+        place = newest_place(
+            self.ledger, "orders", output, batch_time_ms=self.time(number), interval_ms=10_000, target=replay
+        )
+        known = place or {}
+        return known.get(TRUNCATED_BELOW, 0), known.get(TRUNCATED_BELOW_THEN, 0)
+
+    def run(
+        self, *numbers: int, truncate: int = 0, output: ElasticsearchOutput = APPLYING, replay: str = ""
+    ) -> list[int]:
+        """Write batches as the writer does. Returns the versions below which they wrote nothing, without their own
+        truncates."""
+        found = []
+        for number in numbers:
+            below, then = self.mark(number, output, replay)
+            found.append(below)
+            marks = {TRUNCATED_BELOW: max(truncate, below), TRUNCATED_BELOW_THEN: max(truncate, then)}
+            place = place_of(output, ConcreteIndex(f"{output.index}-1", "u"))
+            self.write(number, {"rows": 1, PLACE: {**place, **(marks if truncate or below else {})}}, replay=replay)
+        return found
+
+    def of_replay(self, *numbers: int, output: ElasticsearchOutput = REPLAYED) -> list[int]:
+        """The versions below which a new replay of these batches writes nothing."""
+        return [self.mark(number, output, "new")[0] for number in numbers]
 
     def index(self, output: ElasticsearchOutput = OUTPUT, target: str = "") -> str | None:
         place = newest_place(
@@ -121,20 +150,127 @@ def test_the_places_of_a_stream_and_of_its_replays_are_apart(orders: Orders) -> 
     assert (orders.index(), orders.index(target="v2")) == ("orders-1", "orders-3")
 
 
-def test_the_mark_of_a_truncate_holds_for_other_places_too(orders: Orders) -> None:
-    """What is older is written nowhere: not behind an alias that was moved, nor by a replay of later batches."""
-    by_position = KeyIds(version_from="position")
-    output = OUTPUT.model_copy(update={"document_ids": by_position, "truncates": "apply"})
-    orders.write(2, {"rows": 1, PLACE: {**place_of(output, ConcreteIndex("orders-1", "u")), TRUNCATED_BELOW: 700}})
+def test_a_truncate_holds_behind_a_moved_alias(orders: Orders) -> None:
+    orders.run(2, truncate=700)
     orders.write(4, written_to("orders-1"))
+    assert orders.mark(5) == (700, 700)
+    accept(orders.ledger, "orders", place_of(APPLYING, ConcreteIndex("orders-2", "v")), by="me")
+    assert orders.mark(5) == (700, 700)
+    assert orders.index(APPLYING) == "orders-2"
 
-    def mark(number: int, target: str = "") -> int:
-        place = newest_place(
-            orders.ledger, "orders", output, batch_time_ms=orders.time(number), interval_ms=10_000, target=target
-        )
-        return 0 if place is None else int(place.get(TRUNCATED_BELOW, 0))
 
-    assert mark(5) == 700
-    accept(orders.ledger, "orders", place_of(output, ConcreteIndex("orders-2", "v")), by="me")
-    assert mark(5) == 700
-    assert [mark(number, "again") for number in (1, 2, 3, 30)] == [0, 0, 700, 700]
+def test_a_truncate_does_not_follow_to_another_index(orders: Orders) -> None:
+    """A database that was moved to another server begins its positions anew, and needs a new index."""
+    orders.run(2, truncate=700)
+    assert orders.run(3, 4, output=MOVED) == [0, 0]
+    assert orders.mark(5, APPLYING.model_copy(update={"hosts": ("http://other:1",)})) == (0, 0)
+    assert orders.mark(5) == (700, 700), "it was moved back"
+    orders.run(5, output=MOVED, truncate=30)
+    assert (orders.mark(6, MOVED), orders.mark(6)) == ((30, 30), (700, 700))
+    hosts = ("http://h:1", "http://h:2", "http://h:3")
+    wider, outer = (APPLYING.model_copy(update={"hosts": some}) for some in (hosts, hosts[::2]))
+    assert orders.run(6, output=wider, truncate=5) == [0]
+    assert (orders.mark(7, wider)[0], orders.mark(7, outer)[0], orders.mark(7)[0]) == (5, 0, 700)
+
+
+@pytest.mark.parametrize("hosts", [("http://other:1",), ("http://h:1", "http://other:1")])
+def test_a_truncate_is_found_behind_those_of_another_place(orders: Orders, hosts: tuple[str, ...]) -> None:
+    """The other server's index has the same name."""
+    orders.run(1, truncate=700)
+    other = APPLYING.model_copy(update={"hosts": hosts})
+    orders.run(2, output=other, truncate=5)
+    orders.run(*range(3, BATCHES + 1), output=other)
+    assert orders.mark(5)[0] == 700
+
+
+def test_a_truncate_is_found_by_place_not_by_output_id(orders: Orders) -> None:
+    orders.run(2, truncate=700)
+    assert orders.mark(3, APPLYING.model_copy(update={"id": "search"})) == (700, 700)
+    renamed = REPLAYED.model_copy(update={"id": "search", "renamed_from": "elasticsearch"})
+    assert orders.of_replay(3, output=renamed) == [700]
+    added = REPLAYED.model_copy(update={"id": "added"})
+    assert orders.of_replay(3, output=added) == [0], "the stream has written nothing to this output"
+
+
+def test_a_replay_knows_the_truncates_of_earlier_batches(orders: Orders) -> None:
+    orders.run(1)
+    orders.run(2, truncate=700)
+    orders.run(3, 4)
+    assert orders.of_replay(1, 2, 3, 30) == [0, 0, 700, 700]
+
+
+def test_a_repeated_batch_keeps_a_later_truncate_to_itself(orders: Orders) -> None:
+    """It writes nothing that the truncate has deleted, but a replay of it and of the next does."""
+    orders.run(1, 2, 3)
+    orders.run(4, truncate=700)
+    assert orders.run(1, 2, 3, 4, 5, 1) == [700] * 6
+    assert orders.of_replay(1, 2, 3, 4, 5) == [0, 0, 0, 0, 700]
+
+
+def test_a_truncate_of_a_batch_run_again_is_found(orders: Orders) -> None:
+    """It was a dead letter at first. The batches behind it know a lower one only."""
+    orders.run(1, truncate=300)
+    orders.run(*range(2, BATCHES))
+    orders.run(3, truncate=700)
+    for number in range(BATCHES - 3, BATCHES):
+        orders.write(number, {"rows": 0})
+    assert orders.of_replay(1, 3, 4, 20) == [0, 300, 700, 700]
+    assert orders.mark(2) == (700, 300)
+    assert orders.run(BATCHES) == [700]
+
+
+def test_a_truncate_that_was_applied_stays_applied(orders: Orders) -> None:
+    """The transform drops it when the batch runs again. A rebuilt ledger has only the newest result of each batch."""
+    orders.run(1)
+    orders.run(2, truncate=700)
+    orders.run(2)
+    newest = orders.ledger.attempts.recorded("orders", [orders.time(2)])[orders.time(2)]["elasticsearch"].counts[PLACE]
+    assert (newest[TRUNCATED_BELOW], newest[TRUNCATED_BELOW_THEN]) == (700, 700)
+    assert orders.of_replay(1, 2, 3) == [0, 0, 700]
+    assert orders.mark(3) == (700, 700)
+
+
+def test_a_result_of_an_earlier_version_has_one_mark(orders: Orders) -> None:
+    """What a batch took over and what it found cannot be told apart there."""
+    of_then = {"rows": 1, PLACE: {**place_of(APPLYING, ConcreteIndex("orders-1", "u")), TRUNCATED_BELOW: 700}}
+    orders.write(3, of_then)
+    assert orders.run(4, 2) == [700, 700]
+    assert orders.of_replay(1, 2, 3, 4, 5) == [0, 0, 0, 700, 700]
+    orders.write(1, of_then)
+    assert orders.of_replay(1, 2, 3) == [0, 700, 700]
+
+
+def test_a_replay_knows_the_truncates_of_its_batches_index(orders: Orders) -> None:
+    """The stream was moved to another index in between, or one batch was."""
+    orders.run(2, truncate=700)
+    orders.run(3, 4)
+    orders.run(5, 6, output=MOVED)
+    orders.run(7, output=MOVED, truncate=30)
+    assert orders.of_replay(4, 5, 6, 7, 8, 9) == [700, 0, 0, 0, 30, 30]
+    orders.run(4, output=MOVED)
+    assert orders.of_replay(3, 4, 5) == [700, 0, 0]
+
+
+def test_a_replay_keeps_its_own_truncates(orders: Orders) -> None:
+    """Those of the stream were dead letters. Between two batches there is a long time without records."""
+    orders.write(1, written_to("orders-1"))
+    orders.run(1, truncate=700, output=REPLAYED, replay="v2")
+    orders.run(2, output=REPLAYED, replay="v2")
+    assert orders.mark(BATCHES + 1_000, REPLAYED, "v2") == (700, 700)
+    assert orders.mark(3, REPLAYED, "v3") == (0, 0)
+    assert orders.mark(3) == (0, 0)
+
+
+def test_a_stream_goes_on_in_the_index_of_a_replay(orders: Orders) -> None:
+    orders.run(1)
+    orders.run(1, output=REPLAYED, replay="v2")
+    orders.run(2, output=REPLAYED, replay="v2", truncate=700)
+    assert (orders.mark(3, REPLAYED), orders.mark(1, REPLAYED)) == ((700, 700), (700, 0))
+    assert orders.mark(3) == (0, 0)
+
+
+def test_a_truncate_holds_for_versions_of_its_kind_only(orders: Orders) -> None:
+    """The output does not apply truncates any more. Offsets are other versions than positions."""
+    orders.run(2, truncate=700)
+    assert orders.run(3, output=APPLYING.model_copy(update={"truncates": "dead_letter"})) == [700]
+    assert orders.mark(4, OUTPUT.model_copy(update={"document_ids": KeyIds()})) == (0, 0)

@@ -218,6 +218,35 @@ def test_an_output_run_by_force_has_no_record_until_it_is_done(two: Batches) -> 
     assert two.begin().outputs == ("files",)
 
 
+def test_results_of_repeated_attempts_are_found(two: Batches) -> None:
+    """By what their counts contain, each value once: of batches, or of replays too."""
+
+    def record(at: int, place: Any, replay: str = "") -> None:
+        named: dict[str, Any] = {"target": replay, "definition": "{}"}
+        begun = (
+            two.ledger.replays.begin("flights", at, outputs=["index"], **named, **RUN)
+            if replay
+            else two.begin("index", at=at, force=True)
+        )
+        two.attempts.record_output(begun, "index", {"place": place})
+        two.attempts.complete(begun)
+
+    def found(**options: Any) -> list[Any]:
+        asked = {"until_ms": T3} | options
+        return sorted(two.attempts.repeated_with("flights", "place", ['"name"'], **asked), key=str)
+
+    large = {"name": "käse", "server": ["http://h:1"], "mark": 2**62}
+    record(T1, {"name": "first"})
+    assert found() == []
+    for at, place in ((T1, large), (T1, large), (T1, {"other": 1}), (T2, {"name": "first"}), (T2, {"name": "late"})):
+        record(at, place)
+    record(T1, {"name": "replayed"}, replay="v2")
+    assert found() == [large, {"name": "late"}]
+    assert found(until_ms=T1) == [large]
+    assert found(target="v2") == [{"name": "replayed"}]
+    assert found(target=None) == [large, {"name": "late"}, {"name": "replayed"}]
+
+
 def test_by_force_everything_is_taken(two: Batches) -> None:
     two.finish(two.begin())
     assert two.begin(force=True).outputs == TWO

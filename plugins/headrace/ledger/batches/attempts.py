@@ -5,12 +5,13 @@ Each attempt has a number and some of the batch's outputs. Only the newest attem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Row, Text, cast, func, literal, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, literal, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.batches.batch_states import (
@@ -359,7 +360,15 @@ class Attempts(Repository):
         return self._rows(BatchOutputRow, query)
 
     def newest_with(
-        self, stream_name: str, texts: Sequence[str], limit: int, *, target: str = "", from_ms: int = 0, until_ms: int
+        self,
+        stream_name: str,
+        texts: Sequence[str],
+        limit: int,
+        *,
+        target: str | None = "",
+        output_id: str | None = None,
+        from_ms: int = 0,
+        until_ms: int,
     ) -> list[BatchOutputRow]:
         """Return the ``limit`` results of the latest batch times whose counts, as JSON, contain all of these texts.
 
@@ -369,24 +378,39 @@ class Attempts(Repository):
             stream: the stream's name.
             texts: of ASCII characters that JSON does not escape.
             limit: how many.
-            target: the name of a replay, "" for the batches themselves.
+            target: the name of a replay, "" for the batches themselves, None for both.
+            output_id: only results of this output.
             from_ms: the earliest batch time.
             until_ms: the latest batch time.
         """
-        counts = cast(batch_outputs.c.counts, Text)
-        query = (
-            select(batch_outputs)
-            .where(
-                batch_outputs.c.stream == stream_name,
-                batch_outputs.c.target == target,
-                batch_outputs.c.state == AttemptState.COMPLETED,
-                batch_outputs.c.batch_time_ms.between(from_ms, until_ms),
-                *(counts.contains(text, autoescape=True) for text in texts),
-            )
-            .order_by(batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
-            .limit(limit)
+        query = select(batch_outputs).where(
+            *_results_with(stream_name, texts, target, until_ms),
+            batch_outputs.c.batch_time_ms >= from_ms,
+            *([] if output_id is None else [batch_outputs.c.output_id == output_id]),
         )
-        return self._rows(BatchOutputRow, query)
+        newest_first = (batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
+        return self._rows(BatchOutputRow, query.order_by(*newest_first).limit(limit))
+
+    def repeated_with(
+        self, stream_name: str, name: str, texts: Sequence[str], *, target: str | None = "", until_ms: int
+    ) -> list[Any]:
+        """Return the distinct values of ``name`` in the counts of results that are not of a batch's first attempt.
+
+        Batches of later times may have been written before such a result, without knowing it. The key tells which
+        results these are, so in most streams few counts are read: those of a month took a second.
+
+        Args:
+            stream: the stream's name.
+            name: a name in the counts.
+            texts: as in `newest_with`.
+            target: the name of a replay, "" for the batches themselves, None for both.
+            until_ms: the latest batch time.
+        """
+        value = cast(batch_outputs.c.counts[name], Text)
+        repeated = (batch_outputs.c.attempt > 1, *_results_with(stream_name, texts, target, until_ms))
+        with self._database.read() as connection:
+            found = connection.execute(select(value).where(*repeated).distinct()).scalars().all()
+        return [json.loads(text) for text in found if text is not None]
 
     def highest(self, stream_name: str) -> int:
         """Return the highest number of an attempt at any batch, 0 without any. Reads all attempts of the stream."""
@@ -415,6 +439,17 @@ class Attempts(Repository):
             if row.state is AttemptState.COMPLETED:
                 recorded[time_ms][output_id] = RecordedOutput(row.counts, row.revision)
         return recorded
+
+
+def _results_with(
+    stream_name: str, texts: Sequence[str], target: str | None, until_ms: int
+) -> Iterator[ColumnElement[bool]]:
+    yield batch_outputs.c.stream == stream_name
+    if target is not None:
+        yield batch_outputs.c.target == target
+    yield batch_outputs.c.state == AttemptState.COMPLETED
+    yield batch_outputs.c.batch_time_ms <= until_ms
+    yield from (cast(batch_outputs.c.counts, Text).contains(text, autoescape=True) for text in texts)
 
 
 def check_runnable(batch: BatchRow) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.batch.places import LETTERS, PLACE, TRUNCATED_BELOW, place_of
+from headrace.batch.places import LETTERS, PLACE, TRUNCATED_BELOW, TRUNCATED_BELOW_THEN, place_of
 from headrace.clock import SystemClock, time_text
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
 from headrace.elasticsearch.columns import (
@@ -109,8 +109,10 @@ class ElasticsearchOutputWriter:
         if index is not None or truncated_below:
             # An alias of dead letters is known from the last batch that had some.
             letters = [report.target.dead_letter_index, total.letters_index or report.target.known_letters_index]
-            place = {**place_of(self._output, index), LETTERS: letters}
-            written_to = {PLACE: {**place, **({TRUNCATED_BELOW: truncated_below} if truncated_below else {})}}
+            written_to = {PLACE: {**place_of(self._output, index), LETTERS: letters}}
+        if truncated_below:
+            then = max(total.truncated_below, options.truncated_below_then)
+            written_to[PLACE] |= {TRUNCATED_BELOW: truncated_below, TRUNCATED_BELOW_THEN: then}
         if index is not None:
             written_to["index"] = index.name
         total.letters_index, total.truncated_below = "", 0
@@ -179,6 +181,7 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         written_before=batch.written_before,
         withdraw_letters=batch.written_before or batch.tried_before,
         truncated_below=known.get(TRUNCATED_BELOW, 0),
+        truncated_below_then=known.get(TRUNCATED_BELOW_THEN, 0),
     )
 
 
@@ -222,7 +225,8 @@ def write_undecodable(
     reason = F.col(REASON).alias(REJECTED_BECAUSE)
     rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, TIMESTAMP, reason)
     # The rows have the record's own columns only, whatever the ids of the output's documents are.
-    by_record = output.model_copy(update={"document_ids": RecordIds(), "tombstones": "dead_letter"})
+    changed = {"document_ids": RecordIds(), "tombstones": "dead_letter", "truncates": "dead_letter"}
+    by_record = output.model_copy(update=changed)
     options = options_of(by_record, batch, report=report)
     return index_rows(rows, replace(options, written_before=False, withdraw_letters=False))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.places import LETTERS, PLACE, place_of
+from headrace.batch.places import LETTERS, PLACE, TRUNCATED_BELOW, TRUNCATED_BELOW_THEN, place_of
 from headrace.clock import SystemClock
 from headrace.elasticsearch.counts import HeldVersion, IndexingCounts, IndexingReport
 from headrace.elasticsearch.errors import ForeignVersionsError, TooManyDeadLettersError
@@ -21,7 +21,7 @@ from headrace.spark.outputs import elasticsearch, elasticsearch_sink
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter, options_of
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.records.transforms import BatchContext
-from headrace.stream import DeadLetterLimit, ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream import DeadLetterLimit, ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="clicks")
 NOW_MS = SystemClock().now_ms()
@@ -185,3 +185,29 @@ def test_the_place_of_a_batch_keeps_the_alias_of_earlier_letters(written: Writte
     assert (counts["index"], counts[PLACE]) == ("clicks-1", recorded)
     moved = OUTPUT.model_copy(update={"dead_letter_index": "others"})
     assert options_of(moved, batch, report="r").target.known_letters_index is None
+
+
+@pytest.mark.parametrize(
+    ("own", "below", "then", "recorded"),
+    [
+        (0, 0, 0, None),
+        (0, 700, 300, (700, 300)),
+        (0, 700, 0, (700, 0)),
+        (500, 700, 300, (700, 500)),
+        (900, 700, 300, (900, 900)),
+    ],
+)
+def test_the_place_of_a_batch_keeps_two_marks_of_truncates(
+    written: WrittenBatch, own: int, below: int, then: int, recorded: tuple[int, int] | None
+) -> None:
+    """What a batch knows of later truncates when it runs again is apart from what it applied or found before it."""
+    output = OUTPUT.model_copy(update={"document_ids": KeyIds(version_from="position"), "truncates": "apply"})
+    place = place_of(output, ConcreteIndex("clicks-1", "u1"))
+    known = {**place, TRUNCATED_BELOW: below, TRUNCATED_BELOW_THEN: then} if below else place
+    batch = replace(written, known_place=lambda _: known)
+    options = options_of(output, batch, report="r")
+    assert options.truncated_below == below
+    report = IndexingReport(replace(options.target, concrete=ConcreteIndex("clicks-1", "u1")), IndexingCounts())
+    counts = IndexingCounts(rows=1, truncates=1, truncated_below=own)
+    marks = ElasticsearchOutputWriter(output)._outcome(report, counts, batch, options)[PLACE]
+    assert (marks.get(TRUNCATED_BELOW), marks.get(TRUNCATED_BELOW_THEN)) == (recorded or (None, None))
