@@ -109,12 +109,15 @@ def _marked(
     Batches run in order, and each takes over the marks of those before it, so the newest of them has the greatest; but
     one that was run again may have found a truncate that later ones had not seen.
     """
-    texts = [f'"{TRUNCATED_BELOW}"', *_texts(place)]
     of: dict[str, Any] = {"target": target, "until_ms": until_ms}
-    rows = ledger.attempts.newest_with(stream_name, texts, _ROWS_ANY, **of)
-    found: list[Any] = [(row.counts or {}).get(PLACE) for row in rows]
-    found += ledger.attempts.repeated_with(stream_name, PLACE, texts, **of)
-    return (each for each in found if _is_same(each, place) and TRUNCATED_BELOW in each)
+    found: list[Any] = []
+    # The list of hosts may have got other nodes of the cluster since.
+    for server in [place["server"]] if isinstance(place["server"], str) else place["server"]:
+        texts = [f'"{TRUNCATED_BELOW}"', *_texts({**place, "server": server})]
+        rows = ledger.attempts.newest_with(stream_name, texts, _ROWS_ANY, **of)
+        found += [(row.counts or {}).get(PLACE) for row in rows]
+        found += ledger.attempts.repeated_with(stream_name, PLACE, texts, **of)
+    return (each for each in found if _is_of_cluster(each, place) and TRUNCATED_BELOW in each)
 
 
 def _texts(place: Mapping[str, Any]) -> list[str]:
@@ -127,6 +130,15 @@ def _texts(place: Mapping[str, Any]) -> list[str]:
 
 def _is_same(found: Any, place: Mapping[str, Any]) -> bool:
     return isinstance(found, dict) and all(found.get(name) == place[name] for name in ("server", "name"))
+
+
+def _is_of_cluster(found: Any, place: Mapping[str, Any]) -> bool:
+    """Whether both are of one name, and of one server or of lists of hosts with a common one."""
+    if not isinstance(found, dict) or found.get("name") != place["name"]:
+        return False
+    servers = (found.get("server"), place["server"])
+    hosts = [set(server) for server in servers if isinstance(server, list)]
+    return not hosts[0].isdisjoint(hosts[1]) if len(hosts) == 2 else servers[0] == servers[1]
 
 
 def _newest_place(  # noqa: PLR0917

@@ -167,10 +167,16 @@ def test_a_truncate_does_not_follow_to_another_index(orders: Orders) -> None:
     assert orders.mark(5) == (700, 700), "it was moved back"
     orders.run(5, output=MOVED, truncate=30)
     assert (orders.mark(6, MOVED), orders.mark(6)) == ((30, 30), (700, 700))
-    hosts = ("http://h:1", "http://h:2", "http://h:3")
-    wider, outer = (APPLYING.model_copy(update={"hosts": some}) for some in (hosts, hosts[::2]))
-    assert orders.run(6, output=wider, truncate=5) == [0]
-    assert (orders.mark(7, wider)[0], orders.mark(7, outer)[0], orders.mark(7)[0]) == (5, 0, 700)
+
+
+def test_a_truncate_holds_for_other_hosts_of_the_cluster(orders: Orders) -> None:
+    hosts = ("http://h:3", "http://h:1", "http://h:2")
+    wider, other = (APPLYING.model_copy(update={"hosts": some}) for some in (hosts, hosts[::2]))
+    orders.run(2, truncate=700)
+    orders.run(*range(3, 6), output=other)
+    assert orders.mark(6, wider)[0] == 700
+    orders.run(6, output=wider)
+    assert orders.mark(7, other)[0] == 700
 
 
 @pytest.mark.parametrize("hosts", [("http://other:1",), ("http://h:1", "http://other:1")])
