@@ -13,9 +13,10 @@ from headrace.wal.storage import open_storage
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-KeptUse = Literal["first_run", "repeat", "look"]
-"""For what values are kept: a batch that has never been written, whose decoder may ask whether what it looks up is
-still the same; one that runs again, and takes what is kept; or a look at a batch, which keeps nothing."""
+KeptUse = Literal["first_run", "repeat", "first_look", "look"]
+"""For what values are kept: a batch whose records have never been decoded to their end, whose decoder may ask whether
+what it looks up is still the same; one that runs again, and takes what is kept; or a look at either, which keeps
+nothing."""
 
 
 class KeptValues:
@@ -29,7 +30,8 @@ class KeptValues:
     def __init__(self, url: str, use: KeptUse = "repeat") -> None:
         """``url``: the folder, as `open_storage` takes it."""
         self.url = url
-        self.use = use
+        self.is_first = use in ("first_run", "first_look")
+        self.is_look = use in ("first_look", "look")
 
     @cached_property
     def _storage(self) -> LogStorage:
@@ -56,7 +58,7 @@ class KeptValues:
 
         Raises as `get`.
         """
-        if self.use != "look":
+        if not self.is_look:
             self._storage.write_atomically(_checked(name), value)
 
     def keep(self, name: str, value: bytes) -> bytes:
@@ -64,7 +66,7 @@ class KeptValues:
 
         For a look at a batch nothing is kept. Raises ValueError, OSError and WalError, as `get`.
         """
-        if self.use == "look":
+        if self.is_look:
             known = self.get(name)
             return value if known is None else known
         try:

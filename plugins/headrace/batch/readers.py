@@ -5,27 +5,26 @@ it with the batch: each later attempt, a replay and a preview read by the same. 
 columns than the one that the last batch began with, an event says so before the records are read, since a transform or
 a mapping may depend on them.
 
-The registry's connection is recorded too. The ids in the records of a batch that was written are those of this
-registry, whatever connection the definition names later: a new registry may give them to other schemas. What is kept
-for it suffices, so a connection may be renamed, or removed, without its registry.
+The registry's connection is recorded too. Once an output has decoded the records of a batch, their ids are those of
+this registry, whatever connection the definition names later: a new registry may give them to other schemas. What is
+kept for it suffices, so a connection may be renamed, or removed, without its registry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.batch.places import READERS
 from headrace.errors import Failure, HeadraceError
 from headrace.kept_values import KeptUse, KeptValues
-from headrace.ledger.states import AttemptState
 from headrace.registry.client import RegisteredSchema
 from headrace.registry.schemas import KeptSchemas, RecordedReader, digest_of
 from headrace.stream.ddl import column_differences
 
 if TYPE_CHECKING:
-    from headrace.ledger.batches.tables import Attempt
+    from headrace.ledger.batches.tables import Attempt, BatchOrigin
     from headrace.stream import DecoderDefinition, Input, Stream
     from headrace.stream.decoder import SchemaQuestion
     from headrace.stream_context import StreamContext
@@ -68,21 +67,18 @@ class BatchReaders:
             return cls(stream)
         target = "" if claim is None else claim.target
         known = attempts.pinned(context.name, batch_time_ms, READERS, target=target)
-        written = bool(target) or _is_written(context, batch_time_ms)
-        choice = _Choice(stream, known, written=written)
+        decoded_by = attempts.decoded_by(context.name, [batch_time_ms], READERS, target=target).get(batch_time_ms)
+        choice = _Choice(stream, known, decoded_by)
         if claim is None:
-            return cls(choice.stream, choice.facts, "look")
+            return cls(choice.stream, choice.facts, "first_look" if choice.is_first else "look")
+        for told in choice.told:
+            warn(told)
         if choice.new:
             choice.keep()
             held = attempts.pin(claim, READERS, choice.new, changes=choice.changes)
             if held != choice.new:
                 # Another attempt at the batch was first.
-                choice = _Choice(stream, {**known, **held}, written=written)
-            for where, former, present in choice.moved:
-                warn(
-                    f"{where} reads by the registry of connection {present!r}. The batch began by that of {former!r}, "
-                    "but nothing of it was written"
-                )
+                choice = _Choice(stream, {**known, **held}, decoded_by)
             for change in choice.changes.values():
                 warn(
                     f"the columns of {change['decoder']} have changed with version {change['version']} of subject "
@@ -90,15 +86,48 @@ class BatchReaders:
                 )
             # Last: if this process ends before, the next batch tells of the change.
             choice.record()
-        return cls(choice.stream, choice.facts, "repeat" if written else "first_run")
+        return cls(choice.stream, choice.facts, "first_run" if choice.is_first else "repeat")
+
+    def by_registry(
+        self, context: StreamContext, batch_time_ms: int, origins: Sequence[BatchOrigin]
+    ) -> list[tuple[BatchReaders, list[BatchOrigin]]]:
+        """The batches that this one reads, as a window does, by those that have the registries of their ids. The
+        schemas of the columns are the same for all."""
+        times = [origin.batch_time_ms for origin in origins if origin.batch_time_ms != batch_time_ms]
+        if not self.facts or not times:
+            return [(self, [*origins])]
+        decoded_by = context.ledger.attempts.decoded_by(context.name, times, READERS)
+        groups: dict[tuple[tuple[str, str, str], ...], list[BatchOrigin]] = {}
+        for origin in origins:
+            others = _other_registries(self.stream, decoded_by.get(origin.batch_time_ms, {}))
+            groups.setdefault(tuple(others), []).append(origin)
+        return [(self._by_others(others) if others else self, found) for others, found in groups.items()]
+
+    def _by_others(self, others: Sequence[tuple[str, str, str]]) -> BatchReaders:
+        changed = []
+        for source in self.stream.inputs:
+            decoders = {
+                name: source.decoders[name].with_registry(registry)
+                for input_id, name, registry in others
+                if input_id == source.id
+            }
+            changed.append(source.model_copy(update=decoders))
+        stream = self.stream.model_copy(update={"inputs": tuple(changed)})
+        return replace(self, stream=stream, use="look" if self.use in ("first_look", "look") else "repeat")
 
 
-def _is_written(context: StreamContext, batch_time_ms: int) -> bool:
-    """Whether some output of the batch has been written, or all were once."""
-    if context.ledger.batches.get(context.name, batch_time_ms).steps is not None:
-        return True
-    rows = context.ledger.attempts.outputs(context.name, batch_time_ms)
-    return any(row.state is AttemptState.COMPLETED for row in rows)
+def _other_registries(stream: Stream, facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The inputs, decoders and registries that are recorded, of decoders that have another registry."""
+    for source in stream.inputs:
+        for name, decoder in source.decoders.items():
+            recorded = _fact_of(facts, f"{source.id}.{name}") if decoder.is_framed else None
+            if recorded is not None and decoder.connection_ids != (recorded["registry"],):
+                yield source.id, name, recorded["registry"]
+
+
+def _fact_of(facts: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    """What is recorded of the decoder."""
+    return next((fact for key, fact in facts.items() if key.startswith(f"{where} of ")), None)
 
 
 @dataclass(frozen=True)
@@ -128,7 +157,7 @@ def ask_reader(
     """The reader of a decoder of an input, by the field that has it. Nothing is kept.
 
     Args:
-        pinned: the fact of `READERS` that is recorded with a batch, for this registry and subject.
+        pinned: the fact of `READERS` that is recorded with a batch.
         how: ask the registry for what is not pinned, or take what batches had before, without a registry.
 
     Raises as `BatchReaders.of` does.
@@ -142,7 +171,7 @@ def ask_reader(
     kept = KeptSchemas(KeptValues(decoder.kept_url(stream.folder_url), "look"), question.registry)
     before = None
     if pinned is not None:
-        reader = RecordedReader(subject, pinned["version"], pinned["sha256"])
+        reader = RecordedReader(pinned["subject"], pinned["version"], pinned["sha256"])
         found = kept.of_reader(reader)
     elif question.version is not None:
         version = kept.of_version(subject, question.version, ask=how == "ask")
@@ -183,18 +212,20 @@ def last_read_by(stream: Stream, source: Input) -> Input:
 
 
 class _Choice:
-    """The readers of a stream's decoders. ``known``: those that are recorded with the batch.
+    """The readers of a stream's decoders. ``known``: those that attempts at the batch began with.
 
-    A reader is known by the decoder, the registry and the subject: a definition that names others has another question.
-    But the registry of a batch that was ``written`` stays. ``moved``: the decoders of a batch that was not, with the
-    connection of the registry that it began by and with that of the definition.
+    These are known by the decoder, the registry and the subject: a definition that names others has another question.
+    ``decoded_by``: those of a batch that was decoded to its end. They stay, whatever the definition names, but for a
+    schema of its own. ``is_first``: records of some decoder have never been decoded to their end. ``told``: what a
+    person should know.
     """
 
-    def __init__(self, stream: Stream, known: Mapping[str, Any], *, written: bool) -> None:
+    def __init__(self, stream: Stream, known: Mapping[str, Any], decoded_by: Mapping[str, Any] | None) -> None:
         self._given = stream
         self._known = known
-        self._written = written
-        self.moved: list[tuple[str, str, str]] = []
+        self._decoded_by = decoded_by or {}
+        self.told: list[str] = []
+        self.is_first = False
         self._asked: dict[str, tuple[SchemaQuestion, AskedReader]] = {}
         self.changes: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
@@ -230,14 +261,21 @@ class _Choice:
         return source.model_copy(update=changes) if changes else source
 
     def _decoder(self, where: str, source: Input, name: str) -> DecoderDefinition:
-        source = self._by_recorded_registry(where, source, name)
-        decoder = source.decoders[name]
-        (registry,), question = decoder.connection_ids, decoder.question
-        subject = None if question is None else _subject(source, question, name.removesuffix("_decoder"))
-        fact = f"{where} of {registry}" if subject is None else f"{where} of {registry}/{subject}"
-        asked = ask_reader(self._given, source, name, pinned=None if subject is None else self._known.get(fact))
-        self.facts[fact] = {"registry": registry, **({} if asked.reader is None else asked.reader.to_json())}
-        if fact not in self._known:
+        (registry,), question = source.decoders[name].connection_ids, source.decoders[name].question
+        recorded = _fact_of(self._decoded_by, where)
+        fact = f"{where} of {registry}"
+        if question is not None:
+            fact += f"/{_subject(source, question, name.removesuffix('_decoder'))}"
+        pinned = self._known.get(fact)
+        if recorded is not None and "subject" in recorded:
+            pinned = recorded
+        asked = ask_reader(self._given, source, name, pinned=pinned)
+        reader = {} if asked.reader is None else asked.reader.to_json()
+        self.facts[fact] = {"registry": registry if recorded is None else recorded["registry"], **reader}
+        self.is_first = self.is_first or recorded is None
+        if pinned is None and recorded is None:
+            self._tell_of_another(where, registry)
+        if pinned is None and fact not in self._known:
             self.new[fact] = self.facts[fact]
             if question is not None:
                 self._asked[fact] = (question, asked)
@@ -245,19 +283,21 @@ class _Choice:
             versions = {"version_before": asked.before.version, "version": asked.reader.version}
             change = {"decoder": where, "subject": asked.reader.subject, **versions}
             self.changes[fact] = {**change, "differences": list(asked.differences)}
-        return asked.decoder
+        if recorded is None or recorded["registry"] == registry:
+            return asked.decoder
+        self.told.append(
+            f"{where} takes the ids in its records for those of connection {recorded['registry']!r}, by which the "
+            f"batch was decoded before, and not of {registry!r}"
+        )
+        return asked.decoder.with_registry(recorded["registry"])
 
-    def _by_recorded_registry(self, where: str, source: Input, name: str) -> Input:
-        """The input, whose decoder reads by the registry that the batch was written by."""
-        (present,) = source.decoders[name].connection_ids
-        # The newest first, as the ledger has them.
-        recorded = [fact["registry"] for key, fact in self._known.items() if key.startswith(f"{where} of ")]
-        if not recorded or present in recorded:
-            return source
-        if self._written:
-            return source.model_copy(update={name: source.decoders[name].with_registry(recorded[0])})
-        self.moved.append((where, recorded[0], present))
-        return source
+    def _tell_of_another(self, where: str, registry: str) -> None:
+        former = _fact_of(self._known, where)
+        if former is not None and former["registry"] != registry:
+            self.told.append(
+                f"{where} takes the ids in its records for those of connection {registry!r}. The batch began by "
+                f"{former['registry']!r}, but no output of it has completed"
+            )
 
 
 def _column_by(
@@ -265,7 +305,7 @@ def _column_by(
 ) -> str | None:
     """The column of a decoder that reads by this schema; None if it gives none, so that its batches failed."""
     try:
-        return decoder.with_reader(kept.of_digest(reader.sha256).schema, part).column
+        return decoder.with_reader(kept.of_reader(reader).schema, part).column
     except (HeadraceError, ValueError):
         return None
 

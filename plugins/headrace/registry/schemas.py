@@ -10,14 +10,16 @@ Values are kept under these names, with ``r`` as a digest of the connection's id
 ``schema-<sha256>``             a schema, by the digest of what is kept
 ``id-<r>-<id>``                 the digest of the schema of this id, or GUID
 ``version-<r>-<subject>-<n>``   the digest of the schema of a subject's version
-``reader-<r>-<subject>-<n>``    the n-th schema that was the newest of its subject when a batch began
+``reader-<subject>-<n>``        the n-th schema that was the newest of its subject when a batch began
 ==============================  ==============================================================================
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,10 +30,11 @@ from headrace.kept_values import KeptValues
 from headrace.registry.client import RegisteredSchema, Registry, SchemaUnknownError
 
 _DIGITS = 16
+_DIGEST = re.compile(rb"[0-9a-f]{64}")
 
 
 class RegistryChangedError(HeadraceError):
-    """The registry answers another schema for an id or a version than it did before."""
+    """The registry answers another schema for an id than it did before."""
 
     failure = Failure.FINAL
 
@@ -83,8 +86,8 @@ class KeptSchemas:
         Raises RegistryChangedError, KeptSchemaMissingError, and as `Registry.schema` and `KeptValues.get` do.
         """
         name = f"id-{self._digest}-{id_}"
-        known = self._kept.get(name)
-        kept = None if known is None else self._mended(known.decode(), lambda registry: registry.schema(id_))
+        known = self._digest_in(name)
+        kept = None if known is None else self._mended(known, lambda registry: registry.schema(id_))
         if kept is not None and not ask:
             return kept
         try:
@@ -113,9 +116,9 @@ class KeptSchemas:
         Raises KeptSchemaMissingError, and as `Registry.version` and `KeptValues.get` do.
         """
         name = self._version_name(subject, version)
-        known = self._kept.get(name)
+        known = self._digest_in(name)
         if known is not None:
-            return self.of_reader(RecordedReader(subject, version, known.decode()))
+            return self.of_reader(RecordedReader(subject, version, known))
         if not ask:
             return None
         found = self._open(self._connection_id).version(subject, version)
@@ -139,7 +142,7 @@ class KeptSchemas:
         value = json.dumps(reader.to_json()).encode()
         while True:
             number, last = self._last_recorded(reader.subject)
-            name = f"reader-{self._digest}-{_digest(reader.subject)}-{number + 1:06}"
+            name = f"reader-{_digest(reader.subject)}-{number + 1:06}"
             if last == reader or self._kept.keep(name, value) == value:
                 return
 
@@ -191,12 +194,25 @@ class KeptSchemas:
             self.keep(found)
             return found
 
+    def _digest_in(self, name: str) -> str | None:
+        """The digest that the value of this name is. Raises KeptSchemaMissingError if it is none."""
+        known = self._kept.get(name)
+        if known is None or _DIGEST.fullmatch(known):
+            return None if known is None else known.decode()
+        raise KeptSchemaMissingError(
+            f"The value {name} in {self._kept.url} is damaged.",
+            remedy="Restore it from a copy. Without one, delete it if the registry was not set up again since: it is "
+            "then asked once more.",
+        )
+
     def _last_recorded(self, subject: str) -> tuple[int, RecordedReader | None]:
-        names = self._kept.names(f"reader-{self._digest}-{_digest(subject)}-")
+        names = self._kept.names(f"reader-{_digest(subject)}-")
         if not names:
             return 0, None
-        data = self._kept.get(names[-1])
-        reader = None if data is None else RecordedReader(**json.loads(data))
+        reader = None
+        # Of a damaged one nothing is known: the next batch records its reader behind it.
+        with contextlib.suppress(ValueError, TypeError):
+            reader = RecordedReader(**json.loads(self._kept.get(names[-1]) or b""))
         return int(names[-1].rpartition("-")[2]), reader
 
 

@@ -13,12 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.integration.conftest import new_server_folder
 from tests.integration.spark.application import Application, new_application
 
 from headrace.batch.allocation import allocate
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.connections import FILE_VARIABLE, variable_name
+from headrace.devstack.registry import RegistryServer
 from headrace.ledger import Ledger
 from headrace.ledger.batches.tables import Attempt
 from headrace.ledger.receiving.tables import ReceiverLease
@@ -286,3 +288,10 @@ def small_data(spark: SparkSession) -> Iterator[None]:
     yield
     for name, value in before.items():
         spark.conf.set(name, value)
+
+
+@pytest.fixture
+def own_registry() -> Iterator[RegistryServer]:
+    """A registry that the test may stop and set up again."""
+    with new_server_folder() as folder, RegistryServer(folder / "first") as server:
+        yield server

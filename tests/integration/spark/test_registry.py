@@ -5,25 +5,37 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
-from pyarrow import parquet
 from pyspark.sql import SparkSession
 from tests.integration.conftest import new_server_folder
 from tests.integration.spark.conftest import records
-from tests.support.avro_examples import encoded
+from tests.integration.spark.registry_shop import (
+    FIRST,
+    ID,
+    SECOND,
+    THIRD,
+    UNREADABLE,
+    Define,
+    Shop,
+    Topic,
+    connect,
+    framed,
+    order,
+    read_rows,
+)
 from tests.support.confluent_serializers import ConfluentSerializers
 
 from headrace.batch.places import READERS
 from headrace.batch.readers import BatchReaders
 from headrace.connections import resolve
 from headrace.devstack.registry import RegistryServer
-from headrace.errors import FAILURE, Failure
+from headrace.errors import Failure
 from headrace.ledger.states import EventKind
 from headrace.registry.client import (
     Registry,
@@ -33,104 +45,15 @@ from headrace.registry.client import (
     SubjectUnknownError,
 )
 from headrace.spark.preview import export_batch, preview_batch
-from headrace.stream import AvroDecoder, JsonSchemaDecoder, KafkaInput, ParquetOutput, ProtobufDecoder, Stream
+from headrace.stream import AvroDecoder, JsonSchemaDecoder, KafkaInput, ParquetOutput, ProtobufDecoder
 from headrace.stream_context import StreamContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_data")]
-
-Define = Callable[..., str]
-
-
-def order(*fields: Any) -> dict[str, Any]:
-    return {"type": "record", "name": "shop.Order", "fields": list(fields)}
-
-
-ID: Any = {"name": "id", "type": "int"}
-FIRST = order(ID)
-SECOND = order({"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None})
-THIRD = order({"name": "id", "type": "long"}, {"name": "total", "type": "double", "default": 1.5})
-UNREADABLE = order({"name": "id", "type": "string"})
-
-
-class Topic:
-    """A topic's subject in a registry, and records that are framed by its versions."""
-
-    def __init__(self, url: str) -> None:
-        self.name = f"orders-{uuid.uuid4().hex[:8]}"
-        self._client = SchemaRegistryClient({"url": url})
-
-    def register(self, schema: Any) -> int:
-        return int(self._client.register_schema(f"{self.name}-value", Schema(json.dumps(schema), "AVRO")))
-
-    def framed(self, schema: Any, **value: Any) -> bytes:
-        return framed(self.register(schema), schema, **value)
-
-    def stream(self, connection: str, folder: Path, **decoder: Any) -> dict[str, Any]:
-        """The fields of a stream that decodes the topic's values."""
-        value_decoder = AvroDecoder(**{"registry": connection, **decoder})
-        return {
-            "inputs": KafkaInput(bootstrap_servers="127.0.0.1:1", topics=self.name, value_decoder=value_decoder),
-            "outputs": ParquetOutput(path=str(folder / "written")),
-        }
-
-
-def framed(id_: int, schema: Any, **value: Any) -> bytes:
-    return b"\x00" + id_.to_bytes(4, "big") + encoded(schema, value)
-
-
-@pytest.fixture
-def own_registry() -> Iterator[RegistryServer]:
-    """A registry that the test may stop and set up again."""
-    with new_server_folder() as folder, RegistryServer(folder / "first") as server:
-        yield server
-
-
-def read_rows(written: Path, *columns: str) -> list[dict[str, Any]]:
-    """The rows of a Parquet output, by their offsets."""
-    rows: list[Any] = []
-    for file in sorted(written.glob("batch_time=*/*.parquet")):
-        rows += parquet.read_table(file, columns=["offset", *columns]).to_pylist()
-    return [{name: row[name] for name in columns} for row in sorted(rows, key=lambda row: row["offset"])]
-
-
-class Shop:
-    """A stream that decodes a topic's values by a registry, and writes them to files."""
-
-    def __init__(self, server: RegistryServer, define: Define, make: Any, folder: Path) -> None:
-        self.topic = Topic(server.url)
-        self.connection = connect(define, server.url)
-        self._folder = folder
-        self.batch = make(**self.topic.stream(self.connection, folder))
-        self._next = 0
-
-    def allocate(self, *values: bytes | None) -> int:
-        """A batch of these values; its time."""
-        self.batch.add(records(values, topic=self.topic.name, first_offset=self._next))
-        self._next += len(values)
-        return int(self.batch.allocate())
-
-    def run(self, spark: SparkSession, time_ms: int, *, force: bool = False, **decoder: Any) -> Any:
-        """Run the batch, by a changed definition if ``decoder`` has fields of one."""
-        changed = {**dict(self.batch.stream), **self.topic.stream(self.connection, self._folder, **decoder)}
-        attempt = self.batch.begin(time_ms, force=force)
-        return self.batch.run(spark, attempt, stream=Stream(**changed), out=io.StringIO())
-
-    def written(self) -> list[Any]:
-        return [row["value"] for row in read_rows(self._folder / "written", "value")]
-
-    def failure(self, time_ms: int) -> Any:
-        """The failure of the only attempt at a batch."""
-        (row,) = self.batch.ledger.attempts.of_batch(self.batch.stream.name, time_ms)
-        return row.attributes[FAILURE]
 
 
 @pytest.fixture
 def shop_of(connections: Define, make_batch_ledger: Any, tmp_path: Path) -> Callable[[RegistryServer], Shop]:
     return lambda server: Shop(server, connections, make_batch_ledger, tmp_path)
-
-
-def connect(define: Define, url: str) -> str:
-    return define(conn_type="http", host=url)
 
 
 def test_versions_of_a_subject_are_read_by_the_newest(
@@ -277,37 +200,6 @@ def test_a_registry_that_was_set_up_again_is_refused(
     assert shop.written() == [{"id": 1}]
 
 
-@pytest.mark.parametrize("own_schema", [False, True])
-def test_a_batch_keeps_its_registry_when_another_is_named(
-    spark: SparkSession,
-    own_registry: RegistryServer,
-    connections: Define,
-    shop_of: Callable[..., Shop],
-    own_schema: bool,
-) -> None:
-    """As the error of a registry that was set up again says. What has been written is read as it was."""
-    shop = shop_of(own_registry)
-    decoder = {"schema_text": json.dumps(SECOND)} if own_schema else {}
-    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
-    shop.run(spark, time_ms, **decoder)
-    before = shop.written()
-    own_registry.stop()
-    with new_server_folder() as folder, RegistryServer(folder, port=own_registry.port) as again:
-        second_ms = shop.allocate(shop.topic.framed(SECOND, id=2, note="x"))
-        with pytest.raises(Exception, match="connection with another id"):
-            shop.run(spark, second_ms, **decoder)
-        decoder["registry"] = connect(connections, again.url)
-        shop.run(spark, second_ms, **decoder)
-        shop.run(spark, time_ms, force=True, **decoder)
-        assert shop.written() == [*before, {"id": 2, "note": "x"}]
-    decoder["registry"] = connect(connections, "http://127.0.0.1:1")
-    for written_ms in (time_ms, second_ms):
-        # Renamed only, and gone.
-        counts = shop.run(spark, written_ms, force=True, **decoder).outputs["parquet"]
-    assert shop.written() == [*before, {"id": 2, "note": "x"}]
-    assert [fact["registry"] for fact in counts[READERS].values()] != [shop.connection]
-
-
 def test_an_export_keeps_nothing(
     spark: SparkSession, registry: RegistryServer, shop_of: Callable[..., Shop], tmp_path: Path
 ) -> None:
@@ -382,13 +274,6 @@ def test_references_between_schemas_are_followed(registry: RegistryServer, conne
     assert decoder.column == "`net` STRUCT<`currency` STRING>"
 
 
-def readers_of(shop: Shop, time_ms: int, *, claim: Any = None, **decoder: Any) -> BatchReaders:
-    """The readers of a batch; without a claim those that a preview has."""
-    changed = {**dict(shop.batch.stream), **shop.topic.stream(shop.connection, Path("/nowhere"), **decoder)}
-    context = StreamContext(Stream(**changed), shop.batch.ledger)
-    return BatchReaders.of(context, time_ms, claim=claim)
-
-
 def version_of(readers: BatchReaders) -> list[int]:
     return [reader["version"] for reader in readers.facts.values()]
 
@@ -397,16 +282,16 @@ def test_a_preview_tells_and_keeps_nothing(registry: RegistryServer, shop_of: Ca
     shop = shop_of(registry)
     time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
     folder = Path(shop.batch.stream.folder_url) / "kept"
-    assert version_of(readers_of(shop, time_ms)) == [1]
+    assert version_of(shop.readers(time_ms)) == [1]
     assert not folder.exists()
     attempt = shop.batch.begin(time_ms)
-    readers_of(shop, time_ms, claim=attempt)
+    shop.readers(time_ms, claim=attempt)
     shop.topic.register(SECOND)
-    assert version_of(readers_of(shop, time_ms)) == [1]
+    assert version_of(shop.readers(time_ms)) == [1]
     later_ms = shop.allocate(shop.topic.framed(FIRST, id=2))
-    assert version_of(readers_of(shop, later_ms)) == [2]
+    assert version_of(shop.readers(later_ms)) == [2]
     shop.batch.ledger.attempts.fail(attempt, "so that the next one has the slot")
-    readers_of(shop, later_ms, claim=shop.batch.begin(later_ms))
+    shop.readers(later_ms, claim=shop.batch.begin(later_ms))
     (event,) = shop.batch.ledger.events.latest(shop.batch.stream.name, [EventKind.SCHEMA_CHANGED])
     assert event.batch_time_ms == later_ms
 
@@ -415,7 +300,7 @@ def test_a_named_version_stays_with_the_stream(registry: RegistryServer, shop_of
     """It needs no registry again."""
     shop = shop_of(registry)
     time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
-    assert version_of(readers_of(shop, time_ms, claim=shop.batch.begin(time_ms), version=1)) == [1]
+    assert version_of(shop.readers(time_ms, claim=shop.batch.begin(time_ms), version=1)) == [1]
     folder = Path(shop.batch.stream.folder_url) / "kept"
     assert [file for file in folder.rglob("version-*") if file.is_file()]
 
@@ -427,11 +312,11 @@ def test_a_batch_keeps_its_version_and_another_question_asks(
     shop = shop_of(registry)
     time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
     attempt = shop.batch.begin(time_ms)
-    assert version_of(readers_of(shop, time_ms, claim=attempt)) == [1]
+    assert version_of(shop.readers(time_ms, claim=attempt)) == [1]
     shop.topic.register(SECOND)
-    assert version_of(readers_of(shop, time_ms, claim=attempt, version=2)) == [1]
+    assert version_of(shop.readers(time_ms, claim=attempt, version=2)) == [1]
     other = connect(connections, registry.url)
     for _ in range(2):
-        assert version_of(readers_of(shop, time_ms, claim=attempt, registry=other)) == [2]
+        assert version_of(shop.readers(time_ms, claim=attempt, registry=other)) == [2]
         shop.topic.register(THIRD)
-    assert version_of(readers_of(shop, time_ms, claim=attempt)) == [1]
+    assert version_of(shop.readers(time_ms, claim=attempt)) == [1]

@@ -64,6 +64,7 @@ from headrace.ledger.events import add_totals, output_totals, record, record_all
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
 from headrace.ledger.streams import at_revision
 
+_UNDECODABLE = "undecodable"
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
 
@@ -217,6 +218,30 @@ class Attempts(Repository):
         """Return the facts of the batch that `pin` has recorded. ``target``: those of a replay, or else the batch's."""
         with self._database.read() as connection:
             return _facts(connection, stream_name, batch_time_ms, target, name)
+
+    def decoded_by(
+        self, stream_name: str, batch_times: Sequence[int], name: str, *, target: str = ""
+    ) -> dict[int, dict[str, Any]]:
+        """Return the facts by which the records of these batches were decoded to their end, by batch time.
+
+        They are those of the newest result that counts its undecodable records, as all do that have decoded every
+        input: a window that was not due and a state have none. A batch without such a result is left out.
+
+        Args:
+            name: the name of the count that has the facts.
+            target: the name of a replay, whose results count for a batch that has none of its own.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        of_batch = (batch_outputs.c.stream == stream_name, batch_outputs.c.state == AttemptState.COMPLETED)
+        with self._database.read() as connection:
+            for part in chunks(batch_times):
+                query = select(batch_outputs.c.batch_time_ms, batch_outputs.c.counts).where(
+                    *of_batch, batch_outputs.c.batch_time_ms.in_(part), batch_outputs.c.target.in_({"", target})
+                )
+                for row in connection.execute(query.order_by(batch_outputs.c.target.desc(), batch_outputs.c.attempt)):
+                    if name in row.counts and _UNDECODABLE in row.counts:
+                        found[row.batch_time_ms] = row.counts[name]
+        return found
 
     def record_output(
         self, attempt: Attempt, output_id: str, counts: Mapping[str, Any], *, code_version: str | None = None
@@ -503,8 +528,7 @@ def _check_state_step(locked: LockedStream, batch: BatchRow, taken: Sequence[str
 
 
 def _facts(connection: Connection, stream_name: str, batch_time_ms: int, target: str, name: str) -> dict[str, Any]:
-    """The facts that attempts or outputs of the batch have recorded, the oldest of each name, those of a replay before
-    its batch's. The names come in turn: those that outputs have recorded first, the newest of them first."""
+    """The facts that attempts or outputs of the batch have recorded, the oldest ones; a replay's own come first."""
     facts: dict[str, Any] = {}
     for table, column in ((batch_attempts, "attributes"), (batch_outputs, "counts")):
         number = batch_attempts.c.number if table is batch_attempts else batch_outputs.c.attempt

@@ -143,9 +143,11 @@ class BatchInputs:
         """Every input, by id, with its records of these batches."""
         if origins not in self._inputs:
             attempt, readers = self._attempt, self.readers
-            self._inputs[origins] = read_inputs(
-                attempt.spark, readers.stream, origins, attempt.partitions, use=readers.use
-            )
+            parts = [
+                read_inputs(attempt.spark, by.stream, some, attempt.partitions, use=by.use)
+                for by, some in readers.by_registry(attempt.context, attempt.batch_time_ms, origins)
+            ]
+            self._inputs[origins] = {name: _together([part[name] for part in parts]) for name in parts[0]}
         return self._inputs[origins]
 
     @cached_property
@@ -325,6 +327,18 @@ def _records(origins: Origins, input_id: str) -> int | None:
     if any(origin.source == "kafka" for origin in origins):
         return None
     return LogBlocks.of(load_manifests(origins), input_id).records
+
+
+def _together(parts: Sequence[DecodedInput]) -> DecodedInput:
+    """An input's records of batches that were read apart."""
+    if len(parts) == 1:
+        return parts[0]
+    undecodable = [part.undecodable for part in parts if part.undecodable is not None]
+    return DecodedInput(
+        decoded=_union(part.decoded for part in parts),
+        undecodable=_union(undecodable) if undecodable else None,
+        read_original=lambda: _union(part.original for part in parts),
+    )
 
 
 def _union(frames: Iterable[DataFrame]) -> DataFrame:

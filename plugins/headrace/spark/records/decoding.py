@@ -328,7 +328,7 @@ class DecodedInput:
         """
         if self.undecodable is None:
             return 0
-        for observed in _observed(self.observations) if records is not None else ():
+        for observed in _observed(self.observations) if records is not None and self.observations else ():
             if observed.get("records") == records:
                 return int(observed["undecodable"])
         return self.undecodable.count()

@@ -65,7 +65,7 @@ class FramedValues:
         if registry is None:
             self._unframed = self._make(column, **self._keywords)
         self._schemas = KeptSchemas(kept, registry or "")
-        self._ask = kept.use == "first_run"
+        self._ask = kept.is_first
         self._found: dict[SchemaId, RegisteredSchema] = {}
         self._format = format
         self._part = part
