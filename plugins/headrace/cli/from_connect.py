@@ -63,10 +63,10 @@ def from_connect(
     if as_json:
         _print(definition)
     elif to is None:
-        typer.echo(definition.text)
+        echo(definition.text)
         if definition.transform is not None:
-            typer.echo(f"# The end of the file. What follows is another one, {definition.transform_module}.py:")
-            typer.echo(definition.transform)
+            echo(f"# The end of the file. What follows is another one, {definition.transform_module}.py:")
+            echo(definition.transform)
     left = definition.to_decide
     for each in left:
         echo(f"To decide: {each}", err=True)

@@ -16,6 +16,7 @@ from headrace.secrets import looks_secret
 
 _APACHE = "org.apache.kafka.connect.transforms."
 REGEX_ROUTER = f"{_APACHE}RegexRouter"
+FIELD_OF_KEY = f"{_APACHE}ExtractField$Key"
 _TOPIC_MATCHES = f"{_APACHE}predicates.TopicNameMatches"
 # Java reads these otherwise than Python, or Python does not read them.
 _JAVA_ONLY = re.compile(r"&&|\\[pPQEGhHRvVX]|\\k<|\(\?<[A-Za-z]|[*+?}]\+|\(\?>")
@@ -147,7 +148,7 @@ def _take_over(one: _MessageTransform, chain: Chain, properties: Mapping[str, st
     if not all(applied.values()):
         raise _NotTakenOverError("its predicate matches some of the topics, and their streams have one transform")
     if kind.endswith("$Key") and not uses_keys:
-        return none("ids are not made of keys, and keys are in no document")
+        return none("keys are in no id and in no document")
     if kind in _WITHOUT_EFFECT:
         return _WITHOUT_EFFECT[kind]
     return _handled(one, chain, kind)
@@ -391,8 +392,90 @@ _HANDLERS: dict[str, _Handler] = {
     f"{_APACHE}HoistField$Value": _hoist_value,
     f"{_APACHE}Flatten$Value": _flatten_value,
     f"{_APACHE}ValueToKey": _value_to_key,
-    f"{_APACHE}ExtractField$Key": _extract_key,
+    FIELD_OF_KEY: _extract_key,
     "io.debezium.transforms.ExtractNewRecordState": _unwrap,
     "io.debezium.transforms.UnwrapFromEnvelope": _unwrap,
 }
 _KNOWN = frozenset((*_HANDLERS, *_WITHOUT_EFFECT, *_REFUSED, REGEX_ROUTER))
+
+
+def transform_module(chain: Chain, stream_name: str, *, key: str | None, version_header: str) -> str | None:
+    """The text of the module with the stream's transform; None if it needs none.
+
+    Args:
+        chain: what the transforms come to.
+        stream_name: the stream's, for the heading.
+        key: the expression of the key, if the decoder does not give the id.
+        version_header: the name of the header with the version; "" if the offset is it.
+    """
+    works_on_json = bool(chain.lines) and chain.form.is_json
+    body = [*(_CALL_MADE if works_on_json else _on_columns(chain))]
+    if chain.sets_key:
+        made = 'F.col("made.key")' if works_on_json else "key"
+        body.insert(-1, f'records = records.withColumn("key", {made})')
+    if key is not None:
+        body.append(f'records = records.withColumn("key", {key})')
+    if version_header:
+        quoted = version_header.replace("\\", "\\\\").replace("'", "\\'")
+        found = f"try_element_at(filter(headers, header -> header.key = '{quoted}'), -1).value"
+        expression = f"TRY_CAST(CAST({found} AS STRING) AS BIGINT)"
+        body.append(f'records = records.withColumn("version", F.expr({expression!r}))')
+    if not body:
+        return None
+    text = [f'"""What the connector did with each record of {stream_name}. Made by `headrace from-connect`."""', ""]
+    text += ["import json", ""] if works_on_json else []
+    text += ["from pyspark.sql import functions as F", "", "", "def documents(records):"]
+    text += ['    """The records, with the documents as their values."""']
+    text += [f"    {line}" for line in [*body, "return records"]]
+    if works_on_json:
+        text += ["", "", *_MADE, *(f"    {line}" for line in [*chain.lines, _MADE_RETURNS])]
+        text += ["", "", *_FLAT] if any("_flat(" in line for line in chain.lines) else []
+        text += ["", "", *_AT] if any("_at(" in line for line in chain.lines) else []
+    return "\n".join([*text, ""])
+
+
+def _on_columns(chain: Chain) -> list[str]:
+    if not chain.lines:
+        return []
+    # The value last: a key is made of it as it was.
+    return ['value = F.col("value")', *chain.lines, 'records = records.withColumn("value", value)']
+
+
+_CALL_MADE = (
+    'made = F.udf(_made, "STRUCT<key: STRING, value: STRING>")',
+    'record = F.struct("topic", "partition", "offset", F.unix_millis("timestamp").alias("timestamp"))',
+    'records = records.withColumn("made", made("value", record))',
+    'records = records.withColumn("value", F.col("made.value"))',
+    'records = records.drop("made")',
+)
+_MADE = (
+    "def _made(text, record):",
+    '    """(key, value) after the transforms. A text that is no JSON stays, and becomes a dead letter."""',
+    "    if text is None:",
+    "        return None, None",
+    "    try:",
+    "        value = json.loads(text)",
+    "    except (ValueError, RecursionError):",
+    '        return None, bytes(text).decode(errors="replace")',
+    "    key = None",
+)
+_MADE_RETURNS = "return key, None if value is None else json.dumps(value)"
+_FLAT = (
+    "def _flat(value, delimiter):",
+    "    if not isinstance(value, dict):",
+    "        return value",
+    "    fields = {}",
+    "    for name, field in value.items():",
+    "        if isinstance(field, dict):",
+    "            fields |= {f'{name}{delimiter}{inner}': each for inner, each in _flat(field, delimiter).items()}",
+    "        else:",
+    "            fields[name] = field",
+    "    return fields",
+)
+_AT = (
+    "def _at(event, path):",
+    '    """The field of the event at this path; one without a dot is of the event itself, or of its source."""',
+    "    for name in path.split('.'):",
+    "        event = event.get(name) if isinstance(event, dict) else None",
+    "    return event",
+)

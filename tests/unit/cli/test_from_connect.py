@@ -42,7 +42,7 @@ def test_the_definition_is_printed(tmp_path: Path) -> None:
     assert result.exit_code == 0
     ast.parse(result.stdout)
     assert 'name="orders-sink"' in result.stdout, "a connector without a name has that of its file"
-    assert "# - connection.password = ***: password of the connection elasticsearch_default" in result.stdout
+    assert "# - connection.password = ***: connection elasticsearch_default, password" in result.stdout
     assert result.stderr == "7 properties, 0 of them to decide.\n"
 
 

@@ -61,7 +61,7 @@ def test_each_property_of_a_reference_has_an_answer(family: Family) -> None:
 def test_the_table_of_a_family_has_no_other_property(family: Family) -> None:
     """But for names with a ``*``, and those of Confluent's own connector, which its cloud has too."""
     known = {name.lower() for name in (*REFERENCES[family], *CONFLUENT, *CLOUD)}
-    of_cloud = {"input.key.format", "kafka.endpoint", "kafka.region"}
+    of_cloud = {"connector.class", "input.key.format", "kafka.endpoint", "kafka.region"}
     more = {"type.name"} if family is Family.AIVEN_OPENSEARCH else set()
     assert {name for name in family.properties if "*" not in name} - known - of_cloud - more == set()
 
@@ -77,7 +77,7 @@ def test_answers_say_where_a_counterpart_is_or_why_there_is_none() -> None:
     assert str(answer_of(Family.CONFLUENT, "write.method", "INSERT")).startswith("the same by default: ")
     assert str(answer_of(Family.CONFLUENT, "linger.ms", "1")).startswith("no counterpart, because a batch has all")
     login = answer_of(Family.AIVEN, "connection.username", "me")
-    assert str(login) == "login of the connection elasticsearch_default"
+    assert str(login) == "connection elasticsearch_default, login"
     upsert = answer_of(Family.AIVEN_OPENSEARCH, "index.write.method", "upsert")
     assert upsert.kind is AnswerKind.UNDECIDED
     assert "no counterpart, because an upsert merges" in str(upsert)

@@ -159,7 +159,13 @@ def test_two_limits_that_differ_are_to_decide() -> None:
 
 
 def test_each_topic_has_a_stream_with_its_index(tmp_path: Path) -> None:
-    given = {"topics": "Orders, returns,_x", "topic.index.map": "returns:back-2", "tasks.max": "4", "name": "Shop 1"}
+    given = {
+        "topics": "Orders, returns,_x",
+        "topic.index.map": "returns:back-2",
+        "connector.class": AIVEN,
+        "tasks.max": "4",
+        "name": "Shop 1",
+    }
     with loaded(defined(of=given), tmp_path) as streams:
         made = {
             stream.name: (stream.inputs[0].topic_names, stream.elasticsearch_outputs[0].index) for stream in streams
@@ -204,6 +210,14 @@ def test_a_mapping_counts_where_the_connector_reads_it(
 ) -> None:
     _, output = parts_of(tmp_path, of={mapping: "orders:mapped", **condition})
     assert output.index == index
+
+
+def test_a_mapping_that_connect_no_longer_reads_is_to_decide(tmp_path: Path) -> None:
+    definition = defined(of={"topic.index.map": "orders:sales"})
+    assert [each.name for each in definition.to_decide] == ["topic.index.map"]
+    assert "since its version 11: 'orders' went to 'orders'" in answer(definition, "topic.index.map")
+    assert stream_of(definition, tmp_path).elasticsearch_outputs[0].index == "orders"
+    assert defined(of={"topic.index.map": "orders:orders"}).to_decide == []
 
 
 def test_a_pattern_takes_the_topics_that_a_person_names(tmp_path: Path) -> None:
@@ -291,6 +305,36 @@ def test_registries_that_differ_are_two_connections(tmp_path: Path) -> None:
     )
 
 
+def test_a_key_without_fields_has_no_field_for_an_id() -> None:
+    of = {"key.ignore": "false", "key.converter": TEXTS, "transforms": "k"}
+    definition = defined(of={**of, "transforms.k.type": FIELD_OF_KEY, "transforms.k.field": "id"})
+    assert [each.name for each in definition.to_decide] == ["transforms.k.type"]
+    assert "gives no fields" in answer(definition, "transforms.k.type")
+
+
+def test_streams_of_topics_have_groups_of_their_own(tmp_path: Path) -> None:
+    definition = defined(of={"topics": "a,b", "consumer.override.group.id": "g"})
+    with loaded(definition, tmp_path) as streams:
+        assert len({stream.group_of(stream.kafka_inputs[0]) for stream in streams}) == 2
+    assert "a group of its own" in answer(definition, "consumer.override.group.id")
+
+
+CLOUD_OPENSEARCH = {
+    **{"connector.class": "OpenSearchSink", "topics": "a,b", "indexes.num": "2", "connection.url": None},
+    **{"key.ignore": None, "value.converter": None, "instance.url": "https://x", "input.data.format": "JSON"},
+    **{"index1.topic": "a", "index1.name": "one", "index2.topic": "b", "index2.name": "two"},
+}
+
+
+def test_indices_of_the_clouds_opensearch_have_one_setting(tmp_path: Path) -> None:
+    equal = {"index1.batch.size": "5", "index2.batch.size": "5"}
+    with loaded(defined(of=CLOUD_OPENSEARCH | equal), tmp_path) as streams:
+        outputs = [stream.elasticsearch_outputs[0] for stream in streams]
+    assert [(output.index, output.bulk_actions) for output in outputs] == [("one", 5), ("two", 5)]
+    differ = defined(of=CLOUD_OPENSEARCH | {"index1.batch.size": "5", "index2.batch.size": "6"})
+    assert {each.name for each in differ.to_decide} == {"connector.class", "index2.batch.size"}
+
+
 def test_change_events_of_a_registry_need_no_transform(tmp_path: Path) -> None:
     given = {"key.ignore": "false", "key.converter": TEXTS, "value.converter": AVRO, "transforms": "u"}
     definition = defined(of={**given, "transforms.u.type": UNWRAP})
@@ -334,7 +378,7 @@ SECRETS = {
 def test_no_secret_is_in_the_texts_or_answers() -> None:
     definition = defined(of=SECRETS)
     assert "hunter2" not in f"{definition}"
-    assert "password of the connection elasticsearch_default" in answer(definition, "connection.password")
+    assert "connection elasticsearch_default, password" in answer(definition, "connection.password")
     assert "transforms.s.type" in {each.name for each in definition.to_decide}
 
 

@@ -199,7 +199,7 @@ def test_transforms_of_unused_keys_and_headers_do_nothing() -> None:
     definition = chain(key, header, schema)
     assert definition.to_decide == []
     assert definition.transform is None
-    assert "ids are not made of keys" in answer(definition, "transforms.a.field")
+    assert "keys are in no id" in answer(definition, "transforms.a.field")
 
 
 def test_a_transform_that_is_not_listed_is_not_read() -> None:

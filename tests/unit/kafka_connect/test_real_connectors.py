@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from airflow.dag_processing.dagbag import BundleDagBag
+from airflow.sdk.execution_time import task_runner
 from tests.unit.kafka_connect.made import decided, loaded
 
 from headrace.kafka_connect.connector import read_connector
@@ -97,7 +99,12 @@ REAL = {
         *("record", "dead_letter", True),
     ),
     "cloud_opensearch.json": Promised(
-        "", {"flagged_user": "flagged_user"}, "record", "ignore", False, frozenset({"behavior.on.error"})
+        "",
+        {"flagged_user": "flagged_user"},
+        "record",
+        "ignore",
+        False,
+        frozenset({"behavior.on.error", "connector.class"}),
     ),
     "json_with_schema.json": Promised(
         "thomashuan88/mysql2elastic es_conn.sh",
@@ -116,8 +123,8 @@ REAL = {
     ),
     "msk.properties": Promised(
         "dev-sjlee/aws-resources-example docs/Analytics/MSK/03-msk-connector-and-opensearch-service.md",
-        {"app.logs": "app-logs"},
-        *("record", "dead_letter", True),
+        {"app.logs": "app.logs"},
+        *("record", "dead_letter", True, frozenset({"topic.index.map"})),
     ),
     "topics_by_pattern.json": Promised(
         "", {"": "elasticsearch-sink"}, "key", "delete", True, frozenset({"topics.regex", "transforms.route.type"})
@@ -210,3 +217,21 @@ def test_no_secret_is_in_a_definition(name: str) -> None:
     definition = of_file(name)
     assert SECRET not in f"{definition}"
     assert "ABCDEFGHIJ123456" not in f"{definition}"
+
+
+def test_airflow_finds_the_dags_of_each_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed as by the DAG processor. What is to decide is an import error there."""
+    monkeypatch.setattr("airflow.configuration.AIRFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", object(), raising=False)
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    for name in ("cloud_v2.json", "data_stream.json"):
+        (dags / f"{Path(name).stem}.py").write_text(of_file(name).text)
+    bag = BundleDagBag(str(dags / "cloud_v2.py"), bundle_path=dags, bundle_name="dags", load_op_links=False)
+    assert bag.import_errors == {}
+    topics = REAL["cloud_v2.json"].indices
+    of_each = [f"tba_local_info_1-{topic}_{dag}" for topic in topics for dag in ("batches", "receiver", "repair")]
+    assert sorted(bag.dags) == sorted(of_each)
+    undecided = BundleDagBag(str(dags / "data_stream.py"), bundle_path=dags, bundle_name="dags", load_op_links=False)
+    assert not undecided.dags
+    assert "data.stream.type" in "".join(undecided.import_errors.values())
