@@ -260,6 +260,8 @@ class _Defined:
         if kind in _CONVERTER_FORMS:
             form, decoder = _CONVERTER_FORMS[kind]
             written = "; dates, times and decimals are written as docs/types.md says" if form is Form.COLUMNS else ""
+            if written and part == "key":
+                written = "; the id of a key with fields, which was none to the connector, is made of their values"
             self._answers.setdefault(name, to(f"{part}_decoder: {decoder or 'the bytes as they are'}{written}"))
             return form, decoder
         self._answers[name] = undecided(
@@ -289,11 +291,13 @@ class _Defined:
         if form.is_json and column is not None:
             return f"{'Json' if form is Form.JSON else 'DebeziumKey'}Decoder(fields={column})", None
         if form.is_json:
-            path = "$" if form is Form.JSON else "$.payload"
-            return None, f'F.get_json_object(F.col("key").cast("string"), "{path}")'
+            # An object or an array was no id to the connector: without an id the record is a dead letter.
+            begins, path = ("^", "$") if form is Form.JSON else ('"payload"\\s*:', "$.payload")
+            text = 'F.col("key").cast("string")'
+            return None, f"F.when(~{text}.rlike(r'{begins}\\s*[{{\\[]'), F.get_json_object({text}, {_quoted(path)}))"
         if form is Form.COLUMNS:
-            text = None if name is None else f'F.col("key")[{_quoted(name)}].cast("string")'
-            return self._decoder("key", decoder), text
+            field = None if name is None else f'F.col("key")[{_quoted(name)}].cast("string")'
+            return self._decoder("key", decoder), field
         if name is not None:
             self._reconsider(FIELD_OF_KEY, "the key's converter gives no fields")
         return decoder, None

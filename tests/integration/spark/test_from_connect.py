@@ -58,15 +58,16 @@ def test_a_table_is_written_by_the_field_of_its_key(spark: SparkSession, tmp_pat
 
 def test_keys_of_json_are_ids_without_quotes(spark: SparkSession, tmp_path: Path) -> None:
     plain = defined(of={"key.ignore": "false", "key.converter": JSON, "key.converter.schemas.enable": "false"})
-    records = [KafkaRecord('{"a":1}', '"k"'), KafkaRecord('{"a":1}', "17"), KafkaRecord('{"a":1}', "no JSON")]
-    assert written(plain, records, spark, tmp_path) == [
-        ("k", 0, {"a": 1}),
-        ("17", 1, {"a": 1}),
-        (None, None, "missing_id"),
+    keys = ['"k"', "17", "no JSON", ' {"id": 1}', "[1]"]
+    refused = (None, None, "missing_id")
+    assert written(plain, [KafkaRecord('{"a":1}', each) for each in keys], spark, tmp_path) == [
+        *(("k", 0, {"a": 1}), ("17", 1, {"a": 1}), refused, refused, refused),
     ]
     enveloped = defined(of={"key.ignore": "false", "key.converter": JSON})
-    records = [KafkaRecord('{"a":1}', '{"schema":{},"payload":"k"}')]
-    assert written(enveloped, records, spark, tmp_path) == [("k", 0, {"a": 1})]
+    keys = [f'{{"schema":{{"type":"x"}}, "payload" : {each}}}' for each in ('"k"', "17", '{"id": 1}', "null")]
+    assert written(enveloped, [KafkaRecord('{"a":1}', each) for each in keys], spark, tmp_path) == [
+        *(("k", 0, {"a": 1}), ("17", 1, {"a": 1}), refused, refused),
+    ]
 
 
 def test_a_header_is_the_version(spark: SparkSession, tmp_path: Path) -> None:
