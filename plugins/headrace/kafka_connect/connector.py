@@ -280,8 +280,7 @@ CONFLUENT_CLOUD_OPENSEARCH: dict[str, Row] = {
     "index*.write.method": _WRITE_METHOD,
 }
 
-_OLDER: dict[str, Row] = {"type.name": _TYPE_NAME, "topic.index.map": _TOPIC_INDEX}
-AIVEN: dict[str, Row] = {**_LOGIN, **_BULK, **_CONVERSION, **_OLDER}
+AIVEN: dict[str, Row] = {**_LOGIN, **_BULK, **_CONVERSION, "type.name": _TYPE_NAME, "topic.index.map": _TOPIC_INDEX}
 AIVEN_OPENSEARCH: dict[str, Row] = {
     **_LOGIN,
     **_BULK,

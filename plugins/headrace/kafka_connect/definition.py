@@ -325,7 +325,6 @@ class _Defined:
         topics = "topic" if several else _quoted(self._topics[0]) if self._topics else None
         tasks = self._number("tasks.max", 1, 10_000)
         receivers = math.ceil(tasks / max(1, len(self._topics))) if tasks else 1
-        pattern = None if topics else _quoted(self._given["topics.regex"])
         client = {
             ours: _client_value(value)
             for name, value in self._given.items()
@@ -341,7 +340,7 @@ class _Defined:
         return _arguments(
             connection=_quoted(KAFKA),
             topics=topics,
-            topic_pattern=pattern,
+            topic_pattern=None if topics else _quoted(self._given["topics.regex"]),
             group=None if group is None or several else _quoted(group),
             receivers=_quoted(receivers) if receivers > 1 else None,
             key_decoder=self._key_decoder,
@@ -433,7 +432,6 @@ class _Defined:
 
     def _streams(self, has_transform: bool) -> list[str]:
         several = len(self._topics) > 1
-        spark = "SparkSettings(py_files=(TRANSFORM,))" if has_transform else None
         stream = [
             "Stream(",
             *_indented([f"name={'name' if several else _quoted(self._name)},", "inputs=KafkaInput("]),
@@ -444,7 +442,7 @@ class _Defined:
             *_indented(
                 _arguments(
                     transform=_quoted(f"{_transform_module(self._name)}:documents") if has_transform else None,
-                    spark=spark,
+                    spark="SparkSettings(py_files=(TRANSFORM,))" if has_transform else None,
                     batch_interval=_quoted("10 s"),
                     storage="STORAGE",
                     ledger="LEDGER",

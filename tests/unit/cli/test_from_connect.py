@@ -74,6 +74,11 @@ def test_standard_input_and_a_worker_are_read(tmp_path: Path) -> None:
     assert 'client={"client.rack": "a"}'.replace('"', "'") in result.stdout.replace('"', "'")
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "orders.json").write_text(json.dumps(CONNECTOR), encoding="utf-8-sig")
+    assert run(str(tmp_path / "orders.json")).exit_code == 0
+
+
 def test_topics_of_a_pattern_are_given(tmp_path: Path) -> None:
     path = file_of(tmp_path, **{"topics": None, "topics.regex": "shop.*"})
     assert run(path).exit_code == 1
