@@ -125,11 +125,11 @@ class _Defined:
         self._name = _identifier(connector.name)
         self._topics = self._topic_names(topics)
         value = self._converter("value")
-        self._chain = self._followed(value[0], uses_keys=True)
+        self._chain = message_transforms(self._given, value[0], self._topics, uses_keys=True)
         self._by_key = {topic: self._has_key_ids(topic) for topic in self._topics or [""]}
         self._uses_keys = any(self._by_key.values())
         if not self._uses_keys:
-            self._chain = self._followed(value[0], uses_keys=False)
+            self._chain = message_transforms(self._given, value[0], self._topics, uses_keys=False)
         self._value_decoder = self._decoder("value", value[1])
         self._key_decoder, self._key_expression = self._key()
         self._check_routed_ids()
@@ -160,9 +160,8 @@ class _Defined:
     def _topic_names(self, topics: Sequence[str]) -> list[str]:
         listed = list(dict.fromkeys(self._listed("topics")))
         if listed and topics:
-            raise ConnectorError(
-                "The connector's file names its topics, and --topics names others.", remedy="Leave out --topics."
-            )
+            what = "The connector's file names its topics, and --topics names others."
+            raise ConnectorError(what, remedy="Leave out --topics.")
         if listed:
             return listed
         pattern = self._given.get("topics.regex")
@@ -183,9 +182,6 @@ class _Defined:
                 remedy="Give --topics with the names of the topics.",
             ) from None
         return []
-
-    def _followed(self, form: Form, *, uses_keys: bool) -> Chain:
-        return message_transforms(self._given, form, self._topics, uses_keys=uses_keys)
 
     def _routed(self, topic: str) -> str:
         """The topic of the records after the transforms."""
@@ -453,6 +449,12 @@ class _Defined:
         if not several:
             return [f"stream = {stream[0]}", *stream[1:], "", "receiver, batches = stream_dags(stream)"]
         names = _stream_names(self._name, self._topics)
+        by_key = [self._index(topic) for topic in self._topics if self._by_key[topic]]
+        if shared := [index for index in by_key if by_key.count(index) > 1]:
+            why = (
+                f"topics share the index {shared[0]!r}, where a key of two topics is one document, and their offsets do"
+            )
+            self._answers["topics"] = undecided(f"{why} not say which value is newer")
         mixed = len({self._ids(topic) for topic in self._topics}) > 1
         rows = [
             [*map(_quoted, (name, topic, self._index(topic))), *([self._ids(topic)] if mixed else [])]
@@ -602,9 +604,7 @@ def _printable(name: str) -> str:
 
 def _shown(name: str, value: str) -> str:
     """The value in quotes, without what is secret in it."""
-    if names_secret(name, value) or name.endswith("user.info"):
-        return HIDDEN
     clean = without_secrets(value)
-    if looks_secret(clean):
+    if names_secret(name, value) or name.endswith("user.info") or looks_secret(clean):
         return HIDDEN
     return _quoted(clean if len(clean) <= _LONGEST_VALUE else f"{clean[:_LONGEST_VALUE]} …")

@@ -312,6 +312,14 @@ def test_a_key_without_fields_has_no_field_for_an_id() -> None:
     assert "gives no fields" in answer(definition, "transforms.k.type")
 
 
+def test_topics_that_share_an_index_by_key_are_to_decide() -> None:
+    of = {"connector.class": AIVEN, "topics": "a,b,c", "topic.index.map": "a:x,b:x", "key.converter": TEXTS}
+    definition = defined(of={**of, "key.ignore": "false"})
+    assert [each.name for each in definition.to_decide] == ["topics"]
+    assert "share the index 'x'" in answer(definition, "topics")
+    assert defined(of=of).to_decide == [], "ids of records differ"
+
+
 def test_streams_of_topics_have_groups_of_their_own(tmp_path: Path) -> None:
     definition = defined(of={"topics": "a,b", "consumer.override.group.id": "g"})
     with loaded(definition, tmp_path) as streams:
