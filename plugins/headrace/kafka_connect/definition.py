@@ -29,7 +29,6 @@ from headrace.kafka_connect.connector import (
 from headrace.kafka_connect.message_transforms import (
     FIELD_OF_KEY,
     REGEX_ROUTER,
-    Chain,
     Form,
     java_pattern,
     message_transforms,
