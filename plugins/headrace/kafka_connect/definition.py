@@ -450,10 +450,8 @@ class _Defined:
         names = _stream_names(self._name, self._topics)
         by_key = [self._index(topic) for topic in self._topics if self._by_key[topic]]
         if shared := [index for index in by_key if by_key.count(index) > 1]:
-            why = (
-                f"topics share the index {shared[0]!r}, where a key of two topics is one document, and their offsets do"
-            )
-            self._answers["topics"] = undecided(f"{why} not say which value is newer")
+            why = f"topics share the index {shared[0]!r}, and offsets do not say which topic's value of a key is newer"
+            self._answers["topics"] = undecided(why)
         mixed = len({self._ids(topic) for topic in self._topics}) > 1
         rows = [
             [*map(_quoted, (name, topic, self._index(topic))), *([self._ids(topic)] if mixed else [])]
