@@ -130,6 +130,10 @@ COMMANDS: dict[str, Noun] = {
         "index.",
         {"swap": "headrace.cli.aliases:swap", "accept": "headrace.cli.aliases:accept_index"},
     ),
+    "from-connect": Noun(
+        "The definition of a stream that does what a connector of Kafka Connect did.",
+        "headrace.cli.from_connect:from_connect",
+    ),
     "ledger": Noun("The ledger: its schema.", {"migrate": "headrace.cli.repair:migrate"}),
     "stack": Noun(
         "Kafka, Elasticsearch, Postgres and Airflow on this machine, for a first day and for tests.",

@@ -63,7 +63,8 @@ def test_the_help_imports_only_a_command_listed_by_itself() -> None:
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert set(shown.splitlines()[-1].split()) == {
         *("headrace", "headrace.clock", "headrace.errors", "headrace.secrets"),
-        *("headrace.cli", "headrace.cli.main", "headrace.cli.options", "headrace.cli.output", "headrace.cli.trace"),
+        *("headrace.cli", "headrace.cli.main", "headrace.cli.options", "headrace.cli.output"),
+        *("headrace.cli.from_connect", "headrace.cli.trace"),
     }
 
 
