@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,10 @@ class Count:
     """Returns the batch's name and the number of its records."""
 
     name: str
+    tasks: int = field(default=0, kw_only=True)
+
+    def among(self, tasks: int) -> Count:
+        return replace(self, tasks=tasks)
 
     def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         records = sum(batch.num_rows for batch in numbers)
