@@ -152,6 +152,8 @@ class _Seeding:
                 }
             )
             counts = {"indexed": records - 2, "dead_lettered": 2 if index % 50 == 0 else 0, "repeated": 0}
+            if index % 50 == 0:
+                counts |= {"throttled_requests": 5, "throttled_seconds": 12.4}
             rows[batch_outputs].append(
                 {
                     **common,

@@ -111,7 +111,7 @@ def test_requests_in_flight_at_one_time_halve_once(task: Any) -> None:
     assert throttle.share == LEAST_SHARE + RECOVERY
 
 
-def test_a_large_document_is_sent_whole_however_small_requests_are(task: Any, make_rows: Any) -> None:
+def test_a_document_is_sent_whole_however_small_requests_are(task: Any, make_rows: Any) -> None:
     one = task()
     for _ in range(20):
         one.sender.throttle.rejected(one.sender.throttle.share)
