@@ -153,8 +153,7 @@ class BulkSender:
         return VersionConflicts(self.transport, self._options, counts, self.opened)
 
     def post(self, opened: OpenTarget, body: bytes) -> Response:
-        with self.throttle.turn():
-            return self.transport.request("POST", opened.bulk_path, body)
+        return self.transport.request("POST", opened.bulk_path, body)
 
     def check_places(
         self, opened: OpenTarget, ids: list[str], items: list[dict[str, Any]], retry_budget: RetryBudget
@@ -218,12 +217,13 @@ class _Sending:
     def run(self) -> SentRequest:
         counts = self._sent.counts
         while self._pieces:
-            piece = self._next()
-            body = self._prepared.body(piece)
-            counts.requests += 1
-            counts.bytes += len(body)
             try:
-                response = self._sender.post(self._opened, body)
+                with self._throttle.turn():
+                    piece = self._next()
+                    body = self._prepared.body(piece)
+                    counts.requests += 1
+                    counts.bytes += len(body)
+                    response = self._sender.post(self._opened, body)
             except NoAnswerError as error:
                 counts.slow_requests += self._throttle.took(self._share, error.seconds)
                 self._unknown.update(piece.tolist())

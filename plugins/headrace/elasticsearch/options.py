@@ -192,6 +192,7 @@ class IndexingOptions:
 
     @property
     def has_ceiling(self) -> bool:
+        """Whether requests or their bytes are limited."""
         return self.max_requests_per_second is not None or self.max_bytes_per_second is not None
 
     def for_task(self, task: int, earlier_tries: int, tasks: int = 1) -> Self:

@@ -70,6 +70,7 @@ class Throttle:
         """``max_seconds``: how long a request may get nothing but 429. ``timeout_seconds``: that of each request."""
         self.max_seconds = max_seconds
         self.share = 1.0
+        """The part of a request that is sent at once."""
         self.waited = WaitedTime(clock)
         self._slow_seconds = timeout_seconds * SLOW
         self._clock = clock

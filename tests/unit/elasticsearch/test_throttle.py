@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from headrace.elasticsearch.bulk_sender import BulkSender, SentRequest
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError, IndexingCancelledError
 from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.throttle import LEAST_SHARE, RECOVERY, Ceiling, Throttle, is_throttled
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Response
 
@@ -184,10 +186,26 @@ def test_429s_do_not_use_up_the_time_for_retries(
     task: Any, elasticsearch: FakeElasticsearch, batch: Any, clock: Any
 ) -> None:
     one = task(max_retry_seconds=0.5, max_throttled_seconds=300)
-    elasticsearch.faults.extend([too_many] * 11)
-    elasticsearch.faults.append(lambda _: NoAnswerError("reset"))
+    reset = lambda _: NoAnswerError("reset")  # noqa: E731
+    elasticsearch.faults.extend([reset, *[too_many] * 11, reset])
     assert one.send(batch(0)).counts.created == 256
     assert clock.monotonic() > 20
+
+
+def test_documents_that_exist_are_asked_for_again_after_429(
+    task: Any, elasticsearch: FakeElasticsearch, batch: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a 409 is a repetition is asked of the same server."""
+    one = task(max_retry_seconds=0.5, max_throttled_seconds=300)
+    one.send(batch(0))
+    asked = elasticsearch.request
+
+    def busy_for_a_while(method: str, path: str, body: bytes | None = None) -> Response:
+        return too_many([]) if path.endswith("_mget") and clock.monotonic() < 60 else asked(method, path, body)
+
+    monkeypatch.setattr(elasticsearch, "request", busy_for_a_while)
+    assert one.send(batch(0)).counts.repeated == 256
+    assert one.sender.waited_seconds[0] > 50
 
 
 def test_failures_between_429s_have_no_more_time(
@@ -240,6 +258,77 @@ def test_other_requests_wait_for_the_named_time_too(clock: Any) -> None:
     with throttle.turn():
         assert 12 <= clock.monotonic() < 13
     assert 12 <= throttle.waited.seconds < 13
+
+
+def test_a_time_named_to_one_request_holds_for_the_task(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = threading.Event()
+    throttle = Throttle(max_seconds=300, timeout_seconds=60, clock=clock, cancelled=cancelled)
+    budget = RetryBudget("It", max_seconds=1, clock=clock, cancelled=cancelled, throttle=throttle)
+    # Another thread comes while this one waits.
+    waits: list[float] = []
+    monkeypatch.setattr(clock, "wait", lambda _, seconds: bool(waits.append(seconds)))
+    budget.wait_throttled("429", at_least=17)
+    assert sum(waits) == 17
+    monkeypatch.setattr(clock, "wait", lambda _, seconds: seconds == 17)
+    with pytest.raises(IndexingCancelledError), throttle.turn():
+        pass
+
+
+def test_questions_about_an_index_are_throttled_too(task: Any, elasticsearch: FakeElasticsearch, clock: Any) -> None:
+    one = task(max_retry_seconds=0.5, max_throttled_seconds=300)
+    answers = [Response(429, b"{}", retry_after_seconds=20), *[too_many([])] * 8, Response(200, b"{}")]
+    asked = SimpleNamespace(request=lambda *_: answers.pop(0))
+    budget = one.sender.retry_budget(one.options.target)
+    assert request_with_retries(asked, budget, "GET", "/clicks").status == 200  # type: ignore[arg-type]
+    assert clock.monotonic() > 20
+    assert one.sender.waited_seconds[0] > 20
+
+
+def test_requests_shrink_although_others_pass_meanwhile(
+    task: Any, elasticsearch: FakeElasticsearch, batch: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their answers make the task's requests larger again, but not those that were refused."""
+    one = task(max_throttled_seconds=100)
+    waits = clock.wait
+
+    def others_pass(*args: Any) -> bool:
+        for _ in range(16):
+            one.sender.throttle.passed(0)
+        return bool(waits(*args))
+
+    monkeypatch.setattr(clock, "wait", others_pass)
+    elasticsearch.standing_fault = lambda actions: error_response(429, FULL, PRESSURE) if len(actions) > 100 else None
+    assert one.send(batch(0)).counts.created == 256
+    assert one.sizes == [256, 128, 64, 64, 128, 64, 64]
+
+
+def test_a_429_among_other_failures_halves_and_is_a_retry(
+    task: Any, elasticsearch: FakeElasticsearch, batch: Any
+) -> None:
+    one = task()
+    left = {"t+0+1003": 429, "t+0+1005": 503}
+
+    def fails(action: Action) -> tuple[int, str, str] | None:
+        status = left.pop(action.id, None)
+        return None if status is None else (status, FULL, "not now")
+
+    elasticsearch.item_fault = fails
+    counts = one.send(batch(0)).counts
+    assert (counts.created, counts.retries, counts.throttled_requests) == (256, 1, 0)
+    one.send(batch(1))
+    assert one.sizes[0] == 144
+
+
+def test_letters_are_throttled_and_counted_as_documents_are(
+    elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
+) -> None:
+    """The questions about their index are below the ceiling, too."""
+    elasticsearch.faults.extend([too_many, too_many])
+    options = make_options(max_requests_per_second=0.5)
+    counts = Indexer(elasticsearch, options, clock=clock).index([make_rows([b"junk"])])
+    assert (counts.dead_lettered, counts.throttled_requests, counts.retries) == (1, 2, 0)
+    assert len(elasticsearch.requests) == 5
+    assert clock.monotonic() >= 10
 
 
 def test_a_request_that_waits_ends_when_cancelled(clock: Any) -> None:
