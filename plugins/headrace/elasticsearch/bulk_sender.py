@@ -101,7 +101,7 @@ class BulkSender:
             clock=clock,
             cancelled=cancelled,
         )
-        self._ceiling = ceiling.waited
+        self._held_back = ceiling.waited
         self.transport = ceiling if options.has_ceiling else transport
         self.throttle = Throttle(
             max_seconds=options.max_throttled_seconds,
@@ -147,7 +147,7 @@ class BulkSender:
     @property
     def waited_seconds(self) -> tuple[float, float]:
         """How long some request waited, since the server had answered 429, and because of the ceiling."""
-        return self.throttle.waited.seconds, self._ceiling.seconds
+        return self.throttle.waited.seconds, self._held_back.seconds
 
     def conflicts(self, counts: IndexingCounts) -> VersionConflicts:
         return VersionConflicts(self.transport, self._options, counts, self.opened)
