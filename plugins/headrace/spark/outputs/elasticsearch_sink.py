@@ -40,7 +40,6 @@ from headrace.elasticsearch.target_watch import TargetWatch, open_transport
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.processes import freeze_imports
-from headrace.spark.sessions import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,6 +86,9 @@ def index_rows(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
 
 def _run_rows(task: IndexingTask, rows: DataFrame) -> pa.Table:
     if task.options.has_ceiling:
+        # Workers import this module, and few outputs have a ceiling.
+        from headrace.spark.sessions import parallelism
+
         # A frame does not tell how many tasks will run at once. With this there are no more than so many.
         tasks = parallelism(rows.sparkSession)
         task, rows = task.among(tasks), rows.coalesce(tasks)

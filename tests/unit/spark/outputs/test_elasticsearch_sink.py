@@ -130,7 +130,7 @@ def test_rows_with_a_ceiling_are_written_by_tasks_that_share_it(
     elasticsearch: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are no more of them than run at once."""
-    monkeypatch.setattr(elasticsearch_sink, "parallelism", lambda _: 8)
+    monkeypatch.setattr("headrace.spark.sessions.parallelism", lambda _: 8)
     shares: list[float | None] = []
     transport = elasticsearch_sink.open_transport
 
