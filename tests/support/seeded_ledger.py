@@ -151,7 +151,13 @@ class _Seeding:
                     "code_version": None if failed else "sha256:4f2a",
                 }
             )
-            counts = {"indexed": records - 2, "dead_lettered": 2 if index % 50 == 0 else 0, "repeated": 0}
+            counts: dict[str, float] = {
+                "indexed": records - 2,
+                "dead_lettered": 2 if index % 50 == 0 else 0,
+                "repeated": 0,
+            }
+            if index % 50 == 0:
+                counts |= {"throttled_requests": 5, "throttled_seconds": 12.4}
             rows[batch_outputs].append(
                 {
                     **common,

@@ -265,6 +265,9 @@ def _print_batch(batch: BatchDetail) -> None:
             for output in own
         ],
     )
+    for output in own:
+        if output.throttled:
+            echo(f"Output {output.id} was {output.throttled}.")
     if len(known := {output.revision for output in own if output.attempt is not None}) > 1:
         named = ", ".join(
             "unknown" if number is None else str(number) for number in sorted(known, key=lambda n: n or 0)

@@ -118,6 +118,15 @@ class PreparedRows:
         """The size in bytes of this line in a body."""
         return int(self.offsets[line + 1] - self.offsets[line])
 
+    def fitting(self, lines: Any, most_bytes: float) -> Any:
+        """The first of these lines whose body has at most so many bytes; the first one in any case."""
+        sizes = np.cumsum(self.offsets[lines + 1] - self.offsets[lines])
+        return lines[: max(1, int(np.searchsorted(sizes, most_bytes, side="right")))]
+
+    def size(self, lines: Any) -> int:
+        """The size in bytes of the body of these lines."""
+        return int((self.offsets[lines + 1] - self.offsets[lines]).sum())
+
     def document(self, line: int) -> bytes | None:
         """The document in this line; None if the line deletes a document."""
         _, _, document = bytes(self._view[self.offsets[line] : self.offsets[line + 1]]).partition(b"\n")

@@ -20,6 +20,7 @@ from headrace.elasticsearch.open_target import OpenTarget, bulk_items
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget
 from headrace.elasticsearch.target import Target
+from headrace.elasticsearch.throttle import LEAST_SHARE, Ceiling, Throttle, is_throttled
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import (
     Item,
@@ -73,6 +74,10 @@ class BulkSender:
     are sent again, with the same bytes, after a pause. A request refused as too large or invalid is halved until it
     passes or contains one document; that document is rejected.
 
+    An answer with 429, of the whole request or of items in it, and a slow answer make requests smaller and fewer
+    (`Throttle`). Documents that are sent again may arrive after those of later requests. Ids that recur have a version,
+    so the index keeps the newest document of each, whatever arrives last.
+
     Status 500, and an error about the size of the request, may be one document's, or that of a server that is ill. Such
     a request is sent again, and then halved. A document that fails alone in this way is a suspect, of which a request
     may have `MAX_OFFENDERS`. It is rejected if it fails with the same error `TRIES_ALONE` times, and a document that
@@ -89,7 +94,21 @@ class BulkSender:
         cancelled: threading.Event,
         jitter: random.Random | None = None,
     ) -> None:
-        self._transport = transport
+        ceiling = Ceiling(
+            transport,
+            requests_per_second=options.max_requests_per_second,
+            bytes_per_second=options.max_bytes_per_second,
+            clock=clock,
+            cancelled=cancelled,
+        )
+        self._held_back = ceiling.waited
+        self.transport = ceiling if options.has_ceiling else transport
+        self.throttle = Throttle(
+            max_seconds=options.max_throttled_seconds,
+            timeout_seconds=options.request_timeout_seconds,
+            clock=clock,
+            cancelled=cancelled,
+        )
         self._options = options
         self._clock = clock
         self._cancelled = cancelled
@@ -102,14 +121,15 @@ class BulkSender:
         """What this task knows of the target."""
         with self._lock:
             if target.name not in self._opened:
-                self._opened[target.name] = OpenTarget(self._transport, target)
+                self._opened[target.name] = OpenTarget(self.transport, target)
             return self._opened[target.name]
 
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
         """Send these lines (ascending numbers, of one target) and return when each has a final outcome.
 
         Raises:
-            ElasticsearchUnavailableError: no progress for ``max_retry_seconds``.
+            ElasticsearchUnavailableError: no progress for ``max_retry_seconds``, or nothing but 429 for
+                ``max_throttled_seconds``.
             ElasticsearchRefusedError: the index or the credentials, not a document, are at fault.
         """
         return _Sending(self, prepared, lines).run()
@@ -121,13 +141,19 @@ class BulkSender:
             clock=self._clock,
             cancelled=self._cancelled,
             jitter=self._jitter,
+            throttle=self.throttle,
         )
 
+    @property
+    def waited_seconds(self) -> tuple[float, float]:
+        """How long some request waited, since the server had answered 429, and because of the ceiling."""
+        return self.throttle.waited.seconds, self._held_back.seconds
+
     def conflicts(self, counts: IndexingCounts) -> VersionConflicts:
-        return VersionConflicts(self._transport, self._options, counts, self.opened)
+        return VersionConflicts(self.transport, self._options, counts, self.opened)
 
     def post(self, opened: OpenTarget, body: bytes) -> Response:
-        return self._transport.request("POST", opened.bulk_path, body)
+        return self.transport.request("POST", opened.bulk_path, body)
 
     def check_places(
         self, opened: OpenTarget, ids: list[str], items: list[dict[str, Any]], retry_budget: RetryBudget
@@ -143,12 +169,16 @@ class BulkSender:
             raise ElasticsearchRefusedError(
                 f"Document {first.id!r} of index {opened.target.name!r} was written as {first.given_id!r} into index "
                 f"{first.index!r}: {opened.not_one or 'an ingest pipeline changes _index or _id'}. "
-                f"{take_back(self._transport, retry_budget, misplaced)}".rstrip(),
+                f"{take_back(self.transport, retry_budget, misplaced)}".rstrip(),
                 remedy="Take this out of the index's pipelines and templates, delete what is left elsewhere, and run "
                 "the batch again. A batch that runs a second time would not find its documents.",
             )
         for item in items:
             opened.note_item(item)
+
+
+def _throttled_item(item: dict[str, Any]) -> bool:
+    return is_throttled(item["status"], item_reason(item).type)
 
 
 def _is_size(reason: Reason) -> bool:
@@ -162,7 +192,11 @@ class _Sending:
         self._sender = sender
         self._prepared = prepared
         self._lines = lines
+        self._bytes = prepared.size(lines)
         self._pieces: deque[Any] = deque([lines])
+        self._throttle = sender.throttle
+        # The throttle's share when the last request was sent.
+        self._share = 1.0
         self._opened = sender.opened(prepared.target(int(lines[0])))
         self._retry_budget = sender.retry_budget(self._opened.target)
         self._offenders = 0
@@ -176,26 +210,26 @@ class _Sending:
         self._doubted = False
         self._descending = True
         # The last suspect that failed alone, and its reason.
-        self._failed_suspect: tuple[str, Reason] | None = None
+        self._failed_suspect: tuple[int, str, Reason] | None = None
         # Whether errors about the size were tried for max_retry_seconds.
         self._waited = False
 
     def run(self) -> SentRequest:
         counts = self._sent.counts
         while self._pieces:
-            piece = self._pieces.popleft()
-            if len(piece) > 1 and self._opened.sends_alone():
-                self._pieces.appendleft(piece[1:])
-                piece = piece[:1]
-            body = self._prepared.body(piece)
-            counts.requests += 1
-            counts.bytes += len(body)
             try:
-                response = self._sender.post(self._opened, body)
+                with self._throttle.turn():
+                    piece = self._next()
+                    body = self._prepared.body(piece)
+                    counts.requests += 1
+                    counts.bytes += len(body)
+                    response = self._sender.post(self._opened, body)
             except NoAnswerError as error:
+                counts.slow_requests += self._throttle.took(self._share, error.seconds)
                 self._unknown.update(piece.tolist())
                 self._again(piece, str(error))
                 continue
+            counts.slow_requests += self._throttle.took(self._share, response.seconds)
             self._take(piece, response)
             if not self._pieces and self._suspects:
                 self._send_suspects()
@@ -207,6 +241,19 @@ class _Sending:
             self._sent.rejected, self._sent.doubtful = self._sent.refused, []
         return self._sent
 
+    def _next(self) -> Any:
+        """Take the lines of the next request off the pieces."""
+        piece = self._pieces.popleft()
+        self._share = self._throttle.share
+        first = piece
+        if len(piece) > 1 and self._opened.sends_alone():
+            first = piece[:1]
+        elif self._share < 1:
+            first = self._prepared.fitting(piece, self._share * self._bytes)
+        if len(first) < len(piece):
+            self._pieces.appendleft(piece[len(first) :])
+        return first
+
     def _refused(self, status: int, reason: Reason, document: str = "") -> ElasticsearchRefusedError:
         return refusal(status, reason, self._opened.target.name, document)
 
@@ -215,14 +262,25 @@ class _Sending:
         self._sent.counts.retries += 1
         self._pieces.appendleft(piece)
 
+    def _throttled(self, piece: Any, why: str, at_least: float | None = None) -> None:
+        """Send these documents again when the server may have room for them, in smaller requests."""
+        self._sent.counts.throttled_requests += 1
+        self._throttle.rejected(self._share)
+        self._retry_budget.wait_throttled(why, at_least=at_least)
+        self._pieces.appendleft(piece)
+
     def _take(self, piece: Any, response: Response) -> None:
         verdict = judge_response(response, self._sender.moved)
         if verdict is Whole.READ_ITEMS:
             self._read_items(piece, response)
         elif verdict is Whole.NOT_NOW:
+            reason = Reason(*response.error())
             if response.status != _TOO_MANY_REQUESTS:
                 self._unknown.update(piece.tolist())
-            self._again(piece, f"{response.status} {': '.join(response.error())}")
+            if is_throttled(response.status, reason.type):
+                self._throttled(piece, f"{response.status} {reason}", response.retry_after_seconds)
+            else:
+                self._again(piece, f"{response.status} {reason}")
         elif verdict is Whole.SUSPECT:
             if response.status != _TOO_MANY_REQUESTS:
                 self._unknown.update(piece.tolist())
@@ -262,12 +320,16 @@ class _Sending:
         the server says it of each of them."""
         first = self._prepared.describe(int(piece[0]))
         why = f"{status} {reason}, for {first} ({len(piece)} of {len(self._lines)} documents)"
-        if not self._doubted:
+        if is_throttled(status, reason.type) and len(piece) > 1 and self._may_be_less(piece):
+            self._throttled(piece, why)
+            self._halve(self._pieces.popleft())
+        elif not self._doubted:
             # It may have been a moment of the server's.
             self._doubted = True
-            self._again(piece, why)
+            self._wait(status, why, reason)
+            self._pieces.appendleft(piece)
         elif not self._opened.has_witness:
-            self._look_for_one_that_passes(piece, why, reason)
+            self._look_for_one_that_passes(piece, status, why, reason)
         elif (each or len(piece) == 1) and len(piece) <= MAX_OFFENDERS - len(self._suspects):
             self._suspects |= dict.fromkeys(piece.tolist(), (0, ""))
         elif len(piece) > 1:
@@ -275,9 +337,13 @@ class _Sending:
         else:
             # So many failures are the server's.
             self._pieces.append(piece)
-            self._wait(why, reason)
+            self._wait(status, why, reason)
 
-    def _look_for_one_that_passes(self, piece: Any, why: str, reason: Reason) -> None:
+    def _may_be_less(self, piece: Any) -> bool:
+        """Whether smaller requests are tried before one of the documents is looked for that may be at fault."""
+        return self._prepared.size(piece) > LEAST_SHARE * self._bytes
+
+    def _look_for_one_that_passes(self, piece: Any, status: int, why: str, reason: Reason) -> None:
         """Halve the piece down to one document, to find the size that passes; from then on, with a wait each time, so
         that a server that is ill gets no more requests than by waiting alone."""
         half = len(piece) // 2
@@ -287,14 +353,16 @@ class _Sending:
             return
         self._descending = False
         self._pieces.extend((piece[:half], piece[half:]) if half else (piece,))
-        self._wait(why, reason)
+        self._wait(status, why, reason)
 
     def _send_suspects(self) -> None:
         """Let each suspect be sent alone: at once for the first time, later after a wait."""
         if self._failed_suspect is not None:
-            why, reason = self._failed_suspect
+            status, why, reason = self._failed_suspect
             try:
-                self._wait(why, reason)
+                # The time for errors limits it, also with 429: others pass.
+                self._retry_budget.wait(why, kind_hint(reason.type))
+                self._count_again(status, reason)
             except ElasticsearchUnavailableError:
                 if self._waited or not _is_size(reason) or not self._passes_now():
                     raise
@@ -304,7 +372,7 @@ class _Sending:
     def _failed_alone(self, line: int, status: int, reason: Reason) -> None:
         """Reject a suspect if it has failed often enough, and another document passes now."""
         document = self._prepared.describe(line)
-        self._failed_suspect = (f"{status} {reason}, for {document} alone", reason)
+        self._failed_suspect = (status, f"{status} {reason}, for {document} alone", reason)
         tries, type_ = self._suspects[line]
         tries = tries + 1 if type_ == reason.type else 1
         self._suspects[line] = (tries, reason.type)
@@ -323,9 +391,19 @@ class _Sending:
         self._sent.counts.requests += 1
         return self._opened.witness_passes()
 
-    def _wait(self, why: str, reason: Reason) -> None:
-        self._retry_budget.wait(why, kind_hint(reason.type))
-        self._sent.counts.retries += 1
+    def _wait(self, status: int, why: str, reason: Reason) -> None:
+        if is_throttled(status, reason.type):
+            self._throttle.rejected(self._share)
+            self._retry_budget.wait_throttled(why, kind_hint(reason.type))
+        else:
+            self._retry_budget.wait(why, kind_hint(reason.type))
+        self._count_again(status, reason)
+
+    def _count_again(self, status: int, reason: Reason) -> None:
+        if is_throttled(status, reason.type):
+            self._sent.counts.throttled_requests += 1
+        else:
+            self._sent.counts.retries += 1
 
     def _reject(self, line: int, reason: Reason) -> None:
         self._retry_budget.progressed()
@@ -334,6 +412,7 @@ class _Sending:
     def _read_items(self, piece: Any, response: Response) -> None:
         if self._all_created(piece, response.body):
             self._retry_budget.progressed()
+            self._throttle.passed(response.seconds)
             self._sent.counts.created += len(piece)
             self._opened.note_created()
             self._passed(int(piece[0]))
@@ -362,7 +441,12 @@ class _Sending:
             else:
                 self._suspects.pop(line, None)
                 self._settle(line, verdict, item)
-        self._take_failed(failed[Item.NOT_NOW], failed[Item.SUSPECT], len(piece))
+        later, suspects = failed[Item.NOT_NOW], failed[Item.SUSPECT]
+        if any(_throttled_item(item) for _, item in (*later, *suspects)):
+            self._throttle.rejected(self._share)
+        else:
+            self._throttle.passed(response.seconds)
+        self._take_failed(later, suspects, len(piece))
 
     def _take_failed(
         self, later: list[tuple[int, dict[str, Any]]], suspects: list[tuple[int, dict[str, Any]]], of: int
@@ -374,7 +458,9 @@ class _Sending:
         if later:
             line, item = later[-1]
             why = f"{item['status']} {item_reason(item)}, for {self._prepared.describe(line)}"
-            self._again(np.asarray([line for line, _ in later]), f"{why} ({len(later)} of {of} documents)")
+            why = f"{why} ({len(later)} of {of} documents)"
+            again = self._throttled if all(_throttled_item(item) for _, item in later) else self._again
+            again(np.asarray([line for line, _ in later]), why)
         if suspects:
             _, item = suspects[0]
             self._suspect(np.asarray([line for line, _ in suspects]), item["status"], item_reason(item), each=True)

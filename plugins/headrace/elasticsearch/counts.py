@@ -68,7 +68,16 @@ class IndexingCounts:
     requests: int = 0
     """Bulk requests sent, including those to the dead-letter index."""
     retries: int = 0
-    """Bulk requests that were sent again, in whole or in part."""
+    """Bulk requests that were sent again, in whole or in part, after an error or without an answer. Not those that were
+    throttled."""
+    throttled_requests: int = 0
+    """Bulk requests of which the server refused the whole or a part with 429, and which were sent again."""
+    slow_requests: int = 0
+    """Bulk requests that took so long that the next ones were smaller."""
+    throttled_seconds: float = 0.0
+    """How long the task had a request that waited because the server had answered 429; for several tasks the sum."""
+    ceiling_seconds: float = 0.0
+    """How long it had one that waited because of the output's ceiling; for several tasks the sum."""
     bytes: int = 0
     """Bytes of the bulk bodies sent, before compression."""
     seconds: float = 0.0
@@ -124,7 +133,8 @@ class IndexingCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids``, ``held``,
-        ``letters_index``, ``dead_letter_example`` and those of change events if there are none."""
+        ``letters_index``, ``dead_letter_example``, those of change events, and those of throttling if there are
+        none."""
         counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
         if not self.dead_letter_example:
             del counts["dead_letter_example"]
@@ -134,7 +144,7 @@ class IndexingCounts:
             del counts["held"]
         if not self.letters_index:
             del counts["letters_index"]
-        for name in ("ignored_events", "truncates", "truncated_below", "truncated"):
+        for name in _OFTEN_NONE:
             if not counts[name]:
                 del counts[name]
         return counts
@@ -147,6 +157,11 @@ class IndexingCounts:
         counts.held = {place: HeldVersion(*held) for place, held in values.get("held", {}).items()}
         return counts
 
+
+_OFTEN_NONE = (
+    *("ignored_events", "truncates", "truncated_below", "truncated"),
+    *("throttled_requests", "slow_requests", "throttled_seconds", "ceiling_seconds"),
+)
 
 WARNING_SUFFIX = ".warning-"
 """A warning file's name is the report's name, this, the process id, the handler's id and a number."""

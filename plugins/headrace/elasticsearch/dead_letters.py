@@ -340,6 +340,8 @@ class DeadLetterWriter:
             sent = self._sender.send(prepared, lines)
             counts.requests += sent.counts.requests
             counts.retries += sent.counts.retries
+            counts.throttled_requests += sent.counts.throttled_requests
+            counts.slow_requests += sent.counts.slow_requests
             counts.bytes += sent.counts.bytes
             if sent.counts.dropped:
                 raise self._refused(Reason("dropped", "an ingest pipeline of the index drops it"))

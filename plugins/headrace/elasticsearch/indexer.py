@@ -57,7 +57,7 @@ class Indexer:
         self._cancelled = threading.Event()
         clock = clock or SystemClock()
         self._sender = BulkSender(transport, options, clock=clock, cancelled=self._cancelled)
-        self._dead_letter_writer = DeadLetterWriter(transport, self._sender, options, originals)
+        self._dead_letter_writer = DeadLetterWriter(self._sender.transport, self._sender, options, originals)
         self._counts = IndexingCounts()
         self._duplicates = DuplicateIdCheck(options, seed)
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
@@ -86,6 +86,7 @@ class Indexer:
                 self._cancelled.set()
                 raise
         self._counts.seconds = time.monotonic() - started
+        self._counts.throttled_seconds, self._counts.ceiling_seconds = self._sender.waited_seconds
         self._counts.check()
         return self._counts
 

@@ -109,6 +109,12 @@ class IndexingOptions:
     """The number of requests that one task keeps in flight."""
     max_retry_seconds: float = 30.0
     """How long a request may make no progress before the task fails."""
+    max_throttled_seconds: float = 300.0
+    """How long a request may get nothing but 429 before the task fails."""
+    max_requests_per_second: float | None = None
+    """The ceiling of requests: of the write, or of one task of it (`for_task`)."""
+    max_bytes_per_second: float | None = None
+    """The same of the bytes of their bodies."""
     request_timeout_seconds: float = 60.0
     error_kinds: Mapping[str, str] = field(default_factory=dict)
     """The kinds (`headrace.elasticsearch.error_kinds.ErrorKind`) of types of errors, where they are not the table's."""
@@ -173,6 +179,9 @@ class IndexingOptions:
             bulk_actions=output.bulk_actions,
             requests_in_flight=output.requests_in_flight,
             max_retry_seconds=output.max_retry_seconds,
+            max_throttled_seconds=output.max_throttled_seconds,
+            max_requests_per_second=output.max_requests_per_second,
+            max_bytes_per_second=output.max_bytes_per_second,
             request_timeout_seconds=output.request_timeout_seconds,
             error_kinds=dict(output.error_kinds),
             refresh=output.refresh,
@@ -185,17 +194,33 @@ class IndexingOptions:
             inputs=tuple(source.model_dump(mode="json") for source in inputs) if in_kafka else (),
         )
 
-    def for_task(self, task: int, earlier_tries: int) -> Self:
+    @property
+    def has_ceiling(self) -> bool:
+        """Whether requests or their bytes are limited."""
+        return self.max_requests_per_second is not None or self.max_bytes_per_second is not None
+
+    def for_task(self, task: int, earlier_tries: int, tasks: int = 1) -> Self:
         """The options for one task of a write. ``earlier_tries``: how often Spark has tried this task before.
+        ``tasks``: the most tasks of the write that run at once, of which each has an equal share of the ceiling.
 
         An earlier try may have written documents. ``max_retry_seconds`` is halved with each try, so all tries together
-        wait for less than twice ``max_retry_seconds``, however often Spark tries.
+        wait for less than twice ``max_retry_seconds``, however often Spark tries. So is ``max_throttled_seconds``.
+
+        A request is no larger than what the ceiling of bytes allows in a second, or in the time from one request to the
+        next if that is longer.
         """
+        requests, number = self.max_requests_per_second, self.max_bytes_per_second
+        requests, number = requests and requests / tasks, number and number / tasks
+        seconds = max(1.0, 1 / requests) if requests else 1.0
         return replace(
             self,
             task=task,
             written_before=self.written_before or earlier_tries > 0,
             max_retry_seconds=self.max_retry_seconds / 2**earlier_tries,
+            max_throttled_seconds=self.max_throttled_seconds / 2**earlier_tries,
+            max_requests_per_second=requests,
+            max_bytes_per_second=number,
+            bulk_bytes=max(1, min(self.bulk_bytes, int(number * seconds))) if number else self.bulk_bytes,
         )
 
     @property

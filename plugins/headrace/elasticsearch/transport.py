@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
@@ -339,6 +340,10 @@ class Response:
     status: int
     body: bytes
     product: str | None = None
+    retry_after_seconds: float | None = None
+    """What the answer says of when to ask again."""
+    seconds: float = 0.0
+    """How long the request took."""
 
     def json(self) -> Any:
         """The parsed body, or None if it is not JSON, or nested too deep to be read."""
@@ -372,7 +377,14 @@ def encodable(text: str) -> str:
 
 
 class NoAnswerError(Exception):
-    """There was no answer: the node is unreachable or took too long. Whether it executed the request is unknown."""
+    """There was no answer: the node is unreachable or took too long. Whether it executed the request is unknown.
+
+    ``seconds``: how long the answer was waited for.
+    """
+
+    def __init__(self, what: str, seconds: float = 0.0) -> None:
+        super().__init__(what)
+        self.seconds = seconds
 
 
 class Transport(Protocol):
@@ -425,32 +437,40 @@ class ElasticsearchTransport:
                 raise NoAnswerError(f"nothing was sent to {node}: {error}") from error
         # A proxy needs the whole URL; through a tunnel it does not see the request.
         target = f"{node}{path}" if self._by_proxy and node.scheme == "http" else node.path_prefix + path
+        started = time.monotonic()
         with Deadline(self._timeout_seconds, len(body or b"")) as deadline:
             try:
                 answer, data = _answer(chosen.pool, deadline, method, target, body=body, headers=headers)
             except HTTPError as error:
                 self._nodes.failed(chosen)
-                raise self._no_answer(chosen, deadline, error) from error
+                raise self._no_answer(chosen, deadline, error, time.monotonic() - started) from error
+        seconds = time.monotonic() - started
         if deadline.passed:
             # An answer without a length ends with its connection.
             self._nodes.failed(chosen)
-            raise _too_slow(node, deadline)
+            raise _too_slow(node, deadline, seconds)
         if node.scheme == "http" and says_plaintext_at_tls(answer.status, data):
             raise _refused(node, PLAINTEXT_REFUSED)
         if answer.status in _NODE_AWAY:
             self._nodes.failed(chosen)
         else:
             self._nodes.answered(chosen)
-        return Response(answer.status, data, answer.headers.get("x-elastic-product"))
+        return Response(
+            answer.status,
+            data,
+            answer.headers.get("x-elastic-product"),
+            _seconds_of(answer.headers.get("retry-after")),
+            seconds,
+        )
 
     def _no_answer(
-        self, chosen: _NodePool, deadline: Deadline, error: HTTPError
+        self, chosen: _NodePool, deadline: Deadline, error: HTTPError, seconds: float
     ) -> NoAnswerError | ElasticsearchRefusedError:
         if deadline.passed:
-            return _too_slow(chosen.node, deadline)
+            return _too_slow(chosen.node, deadline, seconds)
         if (fault := self._tls_fault(chosen, error)) is not None:
             return _refused(chosen.node, fault)
-        return NoAnswerError(f"no answer from {chosen.node}: {error}{_port_hint(chosen.node)}")
+        return NoAnswerError(f"no answer from {chosen.node}: {error}{_port_hint(chosen.node)}", seconds)
 
     def _tls_fault(self, chosen: _NodePool, error: HTTPError) -> TlsFault | None:
         """What is wrong with the use of TLS, where that is why there is no answer."""
@@ -495,11 +515,26 @@ def _answer(
     return answer, b"".join(parts)
 
 
-def _too_slow(node: Node, deadline: Deadline) -> NoAnswerError:
+def _too_slow(node: Node, deadline: Deadline, seconds: float) -> NoAnswerError:
     return NoAnswerError(
         f"no answer from {node}: it had not ended after {deadline.seconds:.0f} s (request_timeout_seconds, and a "
-        f"second for each {BYTES_PER_SECOND} bytes)"
+        f"second for each {BYTES_PER_SECOND} bytes)",
+        seconds,
     )
+
+
+def _seconds_of(retry_after: str | None) -> float | None:
+    """The seconds of a header Retry-After, which may name a time instead; None if there is none, or it is neither."""
+    if retry_after is None:
+        return None
+    text = retry_after.strip()
+    # Not more digits than a number can have: float would raise.
+    if text.isascii() and text.isdigit():
+        return float(text[:12])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _refused(node: Node, fault: TlsFault) -> ElasticsearchRefusedError:

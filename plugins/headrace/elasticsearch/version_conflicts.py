@@ -34,6 +34,7 @@ from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
 from headrace.elasticsearch.stored_source import UNPARSED
 from headrace.elasticsearch.target import Target
+from headrace.elasticsearch.throttle import is_throttled
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport, error_of
 from headrace.elasticsearch.verdicts import Reason, current_version, kind_of_unread, refusal
 
@@ -145,7 +146,10 @@ class VersionConflicts:
             return response
         if _by_size(response) and len(json.loads(body)["ids"]) > 1:
             return response
-        retry_budget.wait(f"{response.status} {kind} {reason}")
+        if is_throttled(response.status, kind):
+            retry_budget.wait_throttled(f"{response.status} {kind} {reason}", at_least=response.retry_after_seconds)
+        else:
+            retry_budget.wait(f"{response.status} {kind} {reason}")
         return None
 
     def _portions(self, prepared: PreparedRows) -> Iterator[list[int]]:

@@ -363,6 +363,9 @@ OUTPUT_COUNTS = (
     "printed",
     "requests",
     "retries",
+    "throttled_requests",
+    "throttled_seconds",
+    "ceiling_seconds",
     "bytes",
     "duration_seconds",
 )

@@ -331,6 +331,15 @@ class ElasticsearchOutput(OutputDefinition):
     requests_in_flight: int = Field(default=2, ge=1, le=64)
     request_timeout_seconds: PositiveFloat = 60.0
     max_retry_seconds: PositiveFloat = 30.0
+    max_throttled_seconds: PositiveFloat = 300.0
+    max_requests_per_second: PositiveFloat | None = Field(
+        default=None,
+        description="The ceiling of all requests of the tasks that write a batch, for a cluster that others use too. "
+        "Each task has an equal share.",
+    )
+    max_bytes_per_second: int | None = Field(
+        default=None, ge=1, description="The same of the bytes of their bodies, before compression."
+    )
     error_kinds: dict[str, Literal["document", "passing", "credential", "index"]] = Field(
         default_factory=dict,
         description="The kinds of the server's errors by type, where headrace's own do not fit. An error of a document "

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from headrace.batch.due_batches import NextTries
-from headrace.clock import time_text
+from headrace.clock import readable_seconds, time_text
 from headrace.errors import RANGE, REPAIR, WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.batches.tables import AttemptRow, BatchInputRow, BatchOrigin, BatchOutputRow, BatchRow
@@ -100,6 +100,9 @@ class OutputResult(View):
     recorded_at_ms: Time | None = None
     attempt: int | None = None
     target: str | None = Field(default=None, description="The replay that wrote it, null for the stream itself.")
+    throttled: str | None = Field(
+        default=None, description="What held its requests back, as text: the server, or the output's ceiling."
+    )
     revision: Annotated[int | None, UNPUBLISHED]
     code_version: Annotated[str | None, UNPUBLISHED]
 
@@ -300,12 +303,29 @@ def _output(
         **shown,
         state="running" if running else result.state.value,
         counts=result.counts,
+        throttled=_throttled(result.counts),
         error=result.error,
         recorded_at_ms=result.recorded_at_ms,
         attempt=result.attempt,
         revision=next((attempt.revision for attempt in tries if attempt.number == result.attempt), None),
         code_version=result.code_version,
     )
+
+
+def _throttled(counts: Mapping[str, Any]) -> str | None:
+    """What held the requests of an output back; the seconds are the sum of its tasks."""
+    # A user's function may return counts of any names and values.
+    names = ("throttled_requests", "throttled_seconds", "ceiling_seconds", "slow_requests")
+    given = [counts.get(name) for name in names]
+    requests, waited, ceiling, slow = (value if isinstance(value, int | float) else 0 for value in given)
+    parts = []
+    if requests:
+        parts.append(f"{readable_seconds(waited)} by the server (requests with 429: {requests:,})")
+    if ceiling:
+        parts.append(f"{readable_seconds(ceiling)} by its ceiling")
+    if slow:
+        parts.append(f"by slow answers ({slow:,})")
+    return f"throttled {', '.join(parts)}" if parts else None
 
 
 def _kinds(definition: str) -> dict[str, str]:

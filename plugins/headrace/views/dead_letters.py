@@ -148,7 +148,11 @@ class DeadLettersOf:
         self._max_retry_seconds = max_retry_seconds
         # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
         options = IndexingOptions.of(output, Target.of(output, stream_name), batch_time_ms=0)
-        self._options = replace(options, max_retry_seconds=min(options.max_retry_seconds, max_retry_seconds))
+        self._options = replace(
+            options,
+            max_retry_seconds=min(options.max_retry_seconds, max_retry_seconds),
+            max_throttled_seconds=min(options.max_throttled_seconds, max_retry_seconds),
+        )
 
     def page(self, limit: int) -> DeadLetterPage:
         """Return the newest letters that were not replayed."""

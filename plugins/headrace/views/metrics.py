@@ -177,7 +177,26 @@ _COUNTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("headrace_output_bytes_total", _OUTPUT, "Bytes that the output has sent or written."),
     ("headrace_output_seconds_total", _OUTPUT, "Time that the output's writes took."),
     ("headrace_output_requests_total", _OUTPUT, "Bulk requests to Elasticsearch."),
-    ("headrace_output_request_retries_total", _OUTPUT, "Bulk requests that were sent again, in whole or in part."),
+    (
+        "headrace_output_request_retries_total",
+        _OUTPUT,
+        "Bulk requests that were sent again, in whole or in part; not those that the server throttled.",
+    ),
+    (
+        "headrace_output_throttled_requests_total",
+        _OUTPUT,
+        "Bulk requests that the server throttled with status 429, in whole or in part, and that were sent again.",
+    ),
+    (
+        "headrace_output_throttled_seconds_total",
+        _OUTPUT,
+        "Time in which the output's tasks waited because the server had answered 429; the sum of the tasks.",
+    ),
+    (
+        "headrace_output_ceiling_seconds_total",
+        _OUTPUT,
+        "Time in which the output's tasks waited because of its ceiling of requests and bytes; the sum of the tasks.",
+    ),
     ("headrace_dead_letters_total", _OUTPUT, "Records written to the dead letters, with repetitions."),
     ("headrace_dead_letter_limit_exceeded_total", _OUTPUT, "Writes that failed because of the dead_letter_limit."),
     ("headrace_undecodable_records_total", _OUTPUT, "Records that the decoder refused."),
@@ -307,6 +326,9 @@ _OUTPUT_TOTALS = {
 _REQUEST_TOTALS = {
     "headrace_output_requests_total": "requests",
     "headrace_output_request_retries_total": "retries",
+    "headrace_output_throttled_requests_total": "throttled_requests",
+    "headrace_output_throttled_seconds_total": "throttled_seconds",
+    "headrace_output_ceiling_seconds_total": "ceiling_seconds",
 }
 _RESULTS = {
     "created": "created",

@@ -140,9 +140,7 @@ def empty(status: int, **headers: str) -> Step:
 PASSING: dict[str, Step] = {
     "the connection is closed": hang_up,
     "half an answer": half_an_answer,
-    "a queue is full": says(429, "es_rejected_execution_exception"),
     "the disk is full": says(429, "cluster_block_exception"),
-    "a proxy's limit": empty(429, **{"retry-after": "1"}),
     "no master": says(503, "master_not_discovered_exception"),
     "the state is not recovered": says(503, "cluster_block_exception"),
     "no shard": says(503, "unavailable_shards_exception"),
@@ -151,6 +149,11 @@ PASSING: dict[str, Step] = {
     "a gateway": says(502, content_type="text/html"),
     "a gateway's retry_budget": empty(504),
     "a request's": empty(408),
+}
+THROTTLING: dict[str, Step] = {
+    "a queue is full": says(429, "es_rejected_execution_exception"),
+    "a proxy's limit": empty(429),
+    "a proxy's limit for a time": empty(429, **{"retry-after": "1"}),
 }
 # Of a request's size, or of one of its documents: at its second failure it is halved.
 PERHAPS_ITS_OWN: dict[str, Step] = {
@@ -167,11 +170,30 @@ def test_a_request_is_sent_again_after_a_temporary_fault(server: Server, rows: A
     assert len(server.seen) == 3
 
 
+@pytest.mark.parametrize("fault", THROTTLING.values(), ids=THROTTLING)
+def test_a_throttled_request_is_sent_again_in_smaller_ones(server: Server, rows: Any, fault: Step) -> None:
+    server.script = [fault, fault]
+    counts = index(rows([b'{"n": 1}'] * 4), server.node)
+    assert (counts.created, counts.retries, counts.throttled_requests) == (4, 0, 2)
+    assert [len(actions) for _, actions in server.fake.bulks] == [1, 1, 1, 1]
+    assert counts.throttled_seconds > (2 if fault is THROTTLING["a proxy's limit for a time"] else 0)
+
+
+@pytest.mark.parametrize("value", ["Wed, 21 Oct 2015 07:28:00 GMT", "soon", "-5", "9" * 400, "1.5"])
+def test_a_time_to_wait_that_is_no_time_is_left_aside(server: Server, rows: Any, value: str) -> None:
+    """One that is over, and what is neither seconds nor a time. A number of any length ends with the limit."""
+    server.script = [empty(429, **{"retry-after": value})]
+    counts = index(rows([b'{"n": 1}']), server.node, max_throttled_seconds=2)
+    assert (counts.created, counts.throttled_requests) == (1, 1)
+
+
 @pytest.mark.parametrize("fault", PERHAPS_ITS_OWN.values(), ids=PERHAPS_ITS_OWN)
 def test_a_request_that_may_be_the_fault_is_sent_again_in_halves(server: Server, rows: Any, fault: Step) -> None:
     server.script = [fault, fault]
     counts = index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
-    assert (counts.created, counts.dead_lettered, counts.retries) == (2, 0, 1)
+    assert (counts.created, counts.dead_lettered) == (2, 0)
+    throttled = fault is PERHAPS_ITS_OWN["a circuit breaker"]
+    assert (counts.retries, counts.throttled_requests) == ((0, 2) if throttled else (1, 0))
     assert len(server.seen) == 4
 
 

@@ -239,11 +239,25 @@ def test_a_circuit_breaker_is_waited_for(real: Any, rows: Any) -> None:
     real.ask("PUT", "/_cluster/settings", {"persistent": {limit: "1kb"}})
     timer = lifted(real, "PUT", "/_cluster/settings", {"persistent": {limit: None}})
     try:
-        counts = real.index(rows([b'{"n": "%s"}' % (b"x" * 500)] * 10), max_retry_seconds=60)
+        counts = real.index(rows([b'{"n": "%s"}' % (b"x" * 500)] * 10), max_retry_seconds=1)
     finally:
         timer.join()
-    assert (counts.created, counts.dead_lettered) == (10, 0)
-    assert counts.retries > 0
+    assert (counts.created, counts.dead_lettered, counts.retries) == (10, 0, 0)
+    assert counts.throttled_requests > 0
+
+
+def test_a_server_short_of_memory_gets_smaller_requests(real: Any, rows: Any) -> None:
+    """429 for requests above a few hundred kilobytes, all the time. No document is at fault."""
+    limit = "network.breaker.inflight_requests.limit"
+    real.ask("PUT", "/_cluster/settings", {"persistent": {limit: "800kb"}})
+    try:
+        counts = real.index(rows([b'{"n": %d, "x": "%s"}' % (n, b"x" * 500) for n in range(4000)]))
+    finally:
+        real.ask("PUT", "/_cluster/settings", {"persistent": {limit: None}})
+    assert (counts.created, counts.dead_lettered, counts.retries) == (4000, 0, 0)
+    assert counts.throttled_requests >= 2
+    assert counts.throttled_seconds > 0
+    assert sorted(document["n"] for document in real.documents().values()) == list(range(4000))
 
 
 def test_dead_letters_wait_for_their_index_too(real: Any, rows: Any) -> None:

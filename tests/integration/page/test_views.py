@@ -97,6 +97,14 @@ def test_a_click_on_a_timeline_opens_its_batch(view: View) -> None:
     expect(page.get_by_role("heading", level=1, name=re.compile("^Batch "))).to_be_visible()
 
 
+def test_a_batch_that_the_server_throttled_says_so(view: View) -> None:
+    page = view("#/streams/orders/batches?order=oldest")
+    page.locator("tbody tr").first.get_by_role("link").first.click()
+    outputs = page.get_by_role("table", name="Outputs")
+    expect(outputs).to_contain_text("throttled 12 s by the server (requests with 429: 5)")
+    expect(outputs).not_to_contain_text("slow")
+
+
 def test_batches_are_paged_sorted_and_filtered_by_the_server(view: View) -> None:
     page = view("#/streams/orders/batches")
     lines = page.locator("tbody tr")

@@ -305,7 +305,7 @@ df = spark.range(1000).selectExpr(
     "'t' AS topic", "0 AS partition", "id AS offset", "cast(cast(id as string) as binary) AS key",
     "cast(CASE WHEN id = 7 THEN 'junk' ELSE concat('{\\"n\\":', id, '}') END AS binary) AS value")
 df = df.to(StructType([RECORD_SCHEMA[name] for name in df.columns]))
-output = ElasticsearchOutput(connection="secret_es", index=index)
+output = ElasticsearchOutput(connection="secret_es", index=index, max_requests_per_second=10)
 for attempt in (1, 2):
     options = IndexingOptions.of(output, Target.of(output, "s"), batch_time_ms=0, report=f"{report}-{attempt}.json")
     print(json.dumps(write_documents(df, output, options).counts.to_dict()))
@@ -320,6 +320,7 @@ def test_documents_are_indexed_once(
     client = server.run(INDEX, index.name, f"{tmp_path}/reports/r", **elasticsearch_connection)
     first, second = (json.loads(line) for line in client.stdout.splitlines())
     assert (first["created"], first["dead_lettered"]) == (999, 1)
+    assert first["ceiling_seconds"] > 0
     assert (second["repeated"], second["dead_lettered"], second["indexed"]) == (999, 1, 0)
 
 

@@ -272,6 +272,33 @@ def test_people_read_what_became_of_each_output_and_attempt(stream: Stream, batc
     assert "three" in replayed
 
 
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"throttled_requests": 1_205, "throttled_seconds": 12.4}, "12 s by the server (requests with 429: 1,205)."),
+        ({"ceiling_seconds": 90.0, "retries": 4}, "1 min 30 s by its ceiling."),
+        (
+            {"throttled_requests": 1, "ceiling_seconds": 0.5, "slow_requests": 3},
+            "0.0 s by the server (requests with 429: 1), 0.5 s by its ceiling, by slow answers (3).",
+        ),
+        ({"retries": 4, "throttled_requests": "of a user's function"}, None),
+    ],
+)
+def test_an_output_that_was_throttled_says_by_what(
+    stream: Stream, batch_time_ms: int, counts: dict[str, Any], text: str | None
+) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        again = ledger.attempts.begin(
+            "shop", batch_time_ms, holder="again", outputs=["second"], way="connect", lease_ms=60_000
+        )
+        ledger.attempts.record_output(again, "second", counts)
+        ledger.attempts.complete(again)
+    said = [
+        line for line in shown(stream, batch_time_ms).splitlines() if line.startswith("Output second was throttled")
+    ]
+    assert said == ([] if text is None else [f"Output second was throttled {text}"])
+
+
 def test_the_run_that_completed_what_another_one_failed_is_named(stream: Stream, batch_time_ms: int) -> None:
     assert "completed the batch at" not in shown(stream, batch_time_ms)
     with Ledger.open(stream.ledger) as ledger:

@@ -78,7 +78,7 @@ def test_a_request_is_repeated_after_a_passing_fault(administer: Any, clock: Any
 
 
 def test_a_request_fails_if_there_is_no_answer_for_too_long(administer: Any) -> None:
-    with pytest.raises(ElasticsearchUnavailableError, match=r"Asking made no progress for 1 s .*: reset"):
+    with pytest.raises(ElasticsearchUnavailableError, match=r"Asking has made no progress for 1 s .*: reset"):
         ask(administer(Answers(*[NoAnswerError("reset")] * 50), max_retry_seconds=1))
     with pytest.raises(ElasticsearchUnavailableError, match=r"Asking failed: reset"):
         ask(administer(Answers(NoAnswerError("reset")), max_retry_seconds=0))

@@ -113,7 +113,8 @@ def test_only_the_failed_items_are_sent_again(
         ["t+0+0", "t+0+1", "t+0+2", "t+0+3", "t+0+4"],
         ["t+0+1", "t+0+3"],
     ]
-    assert (sent.counts.created, sent.counts.retries, sent.rejected) == (5, 1, [])
+    assert (sent.counts.created, sent.rejected) == (5, [])
+    assert (sent.counts.retries, sent.counts.throttled_requests) == ((0, 1) if status == 429 else (1, 0))
 
 
 def test_a_request_without_an_answer_is_sent_again(
@@ -121,7 +122,8 @@ def test_a_request_without_an_answer_is_sent_again(
 ) -> None:
     elasticsearch.faults.extend([no_answer, busy, no_answer])
     sent = send(make_rows([{"n": 0}]))
-    assert (sent.counts.created, sent.counts.requests, sent.counts.retries) == (1, 4, 3)
+    assert (sent.counts.created, sent.counts.requests) == (1, 4)
+    assert (sent.counts.retries, sent.counts.throttled_requests) == (2, 1)
 
 
 def test_a_lost_answer_is_not_a_second_document(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
@@ -132,30 +134,38 @@ def test_a_lost_answer_is_not_a_second_document(send: Send, elasticsearch: FakeE
     assert set(elasticsearch.versions("clicks").values()) == {1}
 
 
+@pytest.mark.parametrize(
+    ("fault", "setting", "answer"),
+    [(no_answer, "max_retry_seconds", "timed out"), (busy, "max_throttled_seconds", "queue is full")],
+)
 def test_waits_between_tries_grow_with_jitter_up_to_a_bound(
-    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, clock: Any
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, clock: Any, *, fault: Any, setting: str, answer: str
 ) -> None:
-    elasticsearch.standing_fault = busy
-    with pytest.raises(ElasticsearchUnavailableError, match=r"queue is full.*Nothing was dropped"):
-        send(make_rows([{"n": 0}]), max_retry_seconds=120)
+    elasticsearch.standing_fault = fault
+    with pytest.raises(ElasticsearchUnavailableError, match=rf"{answer}.*Nothing was dropped.*'{setting}'"):
+        send(make_rows([{"n": 0}]), **{setting: 120})
     ceilings = [min(30.0, 0.1 * 2**n) for n in range(len(clock.waits))]
     assert all(0 <= wait <= ceiling for wait, ceiling in zip(clock.waits, ceilings, strict=True))
     assert len(set(clock.waits)) > 3
     assert 119 <= clock.monotonic() <= 122
 
 
+@pytest.mark.parametrize(
+    ("fault", "status", "setting"),
+    [(no_answer, 503, "max_retry_seconds"), (busy, 429, "max_throttled_seconds")],
+)
 def test_progress_starts_the_retry_time_again(
-    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, clock: Any
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, clock: Any, *, fault: Any, status: int, setting: str
 ) -> None:
     def one_try_in_thirty(actions: Sequence[Action]) -> Response | None:
-        return None if len(elasticsearch.bulks) % 30 == 0 else busy(actions)
+        return None if len(elasticsearch.bulks) % 30 == 0 else fault(actions)
 
     def only_the_first_item(action: Action) -> tuple[int, str, str] | None:
         _, actions = elasticsearch.bulks[-1]
-        return None if action.id == actions[0].id else (429, "es_rejected_execution_exception", "busy")
+        return None if action.id == actions[0].id else (status, "es_rejected_execution_exception", "busy")
 
     elasticsearch.standing_fault, elasticsearch.item_fault = one_try_in_thirty, only_the_first_item
-    sent = send(make_rows([{"n": n} for n in range(4)]), max_retry_seconds=900)
+    sent = send(make_rows([{"n": n} for n in range(4)]), **{setting: 900})
     assert sent.counts.created == 4
     assert clock.monotonic() > 900
 
@@ -456,7 +466,7 @@ def test_a_request_rejected_with_429_has_written_nothing(
     else:
         elasticsearch.item_fault = once({"t+0+0"}, status, "es_rejected_execution_exception")
     counts = send(make_rows([{"n": 2}])).counts
-    assert counts.retries == 1
+    assert counts.retries + counts.throttled_requests == 1
     assert (counts.kept, counts.foreign) == (kept, 1 - kept)
 
 

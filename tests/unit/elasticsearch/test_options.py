@@ -38,6 +38,9 @@ def test_every_setting_of_an_output_about_writing_is_an_option() -> None:
         "requests_in_flight": 3,
         "request_timeout_seconds": 1.5,
         "max_retry_seconds": 2.5,
+        "max_throttled_seconds": 20.5,
+        "max_requests_per_second": 3.5,
+        "max_bytes_per_second": 70_000,
         "error_kinds": {"some_exception": "document"},
         "refresh": True,
     }
@@ -110,8 +113,33 @@ def test_sparks_tries_of_a_task_wait_less_than_twice_as_long(make_options: Any) 
     """The waits of all of Spark's tries are added up."""
     options = make_options(max_retry_seconds=30)
     tries = [options.for_task(2, earlier) for earlier in range(8)]
-    assert tries[0].max_retry_seconds == 30
+    assert (tries[0].max_retry_seconds, tries[0].max_throttled_seconds) == (30, 300)
     assert sum(attempt.max_retry_seconds for attempt in tries) < 60
+    assert sum(attempt.max_throttled_seconds for attempt in tries) < 600
     assert [attempt.written_before for attempt in tries[:2]] == [False, True]
     assert {attempt.task for attempt in tries} == {2}
     assert make_options(written_before=True).for_task(0, 0).written_before
+
+
+def test_the_tasks_of_a_write_share_its_ceiling_equally(make_options: Any) -> None:
+    options = make_options(max_requests_per_second=10, max_bytes_per_second=800_000)
+    one = options.for_task(3, 0, tasks=8)
+    assert (one.max_requests_per_second, one.max_bytes_per_second) == (1.25, 100_000)
+    assert (options.for_task(0, 0).max_requests_per_second, options.has_ceiling) == (10, True)
+    assert not make_options().for_task(0, 0, tasks=8).has_ceiling
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "bulk_bytes"),
+    [
+        ({}, 5_000_000),
+        ({"max_requests_per_second": 1}, 5_000_000),
+        ({"max_bytes_per_second": 1_000_000}, 250_000),
+        ({"max_bytes_per_second": 1_000_000, "max_requests_per_second": 100}, 250_000),
+        ({"max_bytes_per_second": 1_000_000, "max_requests_per_second": 1}, 1_000_000),
+        ({"max_bytes_per_second": 100_000_000}, 5_000_000),
+        ({"max_bytes_per_second": 1}, 1),
+    ],
+)
+def test_a_request_has_the_bytes_that_its_time_allows(make_options: Any, ceiling: Any, bulk_bytes: int) -> None:
+    assert make_options(bulk_bytes=5_000_000, **ceiling).for_task(0, 0, tasks=4).bulk_bytes == bulk_bytes

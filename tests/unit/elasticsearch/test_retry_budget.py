@@ -60,3 +60,15 @@ def test_a_short_wait_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
             retry_budget.wait("429")
             retry_budget.progressed()
     assert not caplog.records
+
+
+def test_a_429_without_a_throttle_is_a_failure_like_others() -> None:
+    """But the time that the server names is waited for."""
+    clock = JumpingClock()
+    budget = RetryBudget("Asking", max_seconds=30, clock=clock, cancelled=threading.Event())
+    budget.wait_throttled("429", at_least=17)
+    assert 17 <= clock.at < 18
+    budget.wait_throttled("429", at_least=100)
+    assert clock.at == 30
+    with pytest.raises(ElasticsearchUnavailableError, match=r"made no progress for 30 s .*: 429.*'max_retry_seconds'"):
+        budget.wait_throttled("429")

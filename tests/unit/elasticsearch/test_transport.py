@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -496,3 +497,30 @@ def test_unknown_or_invalid_connection_settings_are_refused(wrong: Connection) -
     with pytest.raises(IndexingOptionsError) as caught:
         Cluster.from_connection(wrong)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("0", 0, 0), (" 17 ", 17, 17), ("9" * 400, 1e11, 1e13), ("an hour from now", 3500, 3600), ("a year ago", 0, 0)],
+)
+def test_an_answer_says_when_to_ask_again(serve: Any, header: str, least: float, most: float) -> None:
+    server = serve()
+    now = datetime.datetime.now(datetime.UTC)
+    times = {"an hour from now": datetime.timedelta(hours=1), "a year ago": datetime.timedelta(days=-365)}
+    server.headers["Retry-After"] = format_datetime(now + times[header], usegmt=True) if header in times else header
+    transport = ElasticsearchTransport(Cluster((server.node,)), connections=1, timeout_seconds=5)
+    answer = transport.request("GET", "/")
+    transport.close()
+    assert answer.retry_after_seconds is not None
+    assert least <= answer.retry_after_seconds <= most
+    assert 0 < answer.seconds < 5
+
+
+@pytest.mark.parametrize("header", [None, "", "soon", "-5", "1.5", "\u00b2"])
+def test_an_answer_without_a_time_says_none(serve: Any, header: str | None) -> None:
+    server = serve()
+    if header is not None:
+        server.headers["Retry-After"] = header
+    transport = ElasticsearchTransport(Cluster((server.node,)), connections=1, timeout_seconds=5)
+    assert transport.request("GET", "/").retry_after_seconds is None
+    transport.close()

@@ -69,6 +69,10 @@ class BlockTask(Protocol):
         """Do it for the records with these numbers. Yields its results."""
         ...
 
+    def among(self, tasks: int) -> BlockTask:
+        """The task as one of at most so many that run at once, for what they share."""
+        ...
+
 
 class BatchBlocks(Protocol):
     """The records of one input in one or more batches, read by Spark's tasks themselves. It is pickled.
@@ -333,11 +337,13 @@ class SharedSparkJobs:
 
 
 def _parts(batches: Sequence[_WaitingBatch], slots: int) -> tuple[tuple[tuple[int, BlockTask, int], ...], ...]:
-    """Divide the batches among as many tasks, with about as many records each."""
+    """Divide the batches among as many tasks, with about as many records each. Each batch is told how many of them can
+    run at once, those of the other job included."""
     parts: list[list[tuple[int, BlockTask, int]]] = [[] for _ in range(min(slots, len(batches)))]
+    at_once = _JOBS_AT_ONCE * min(len(batches), _BATCHES_A_TASK * len(parts))
     fewest = [(0, number) for number in range(len(parts))]
     for place in sorted(range(len(batches)), key=lambda place: -batches[place].weight):
         weight, number = heapq.heappop(fewest)
-        parts[number].append((place, batches[place].task, batches[place].numbers))
+        parts[number].append((place, batches[place].task.among(at_once), batches[place].numbers))
         heapq.heappush(fewest, (weight + batches[place].weight, number))
     return tuple(tuple(part) for part in parts)

@@ -81,7 +81,18 @@ def index_rows(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
         IndexingError: within Spark, some row cannot get an outcome. Others may be indexed; write them all again.
     """
     options.check_columns(rows.columns)
-    return _index(lambda task: rows.mapInArrow(task.run, _RESULT).toArrow(), options)
+    return _index(lambda task: _run_rows(task, rows), options)
+
+
+def _run_rows(task: IndexingTask, rows: DataFrame) -> pa.Table:
+    if task.options.has_ceiling:
+        # Workers import this module, and few outputs have a ceiling.
+        from headrace.spark.sessions import parallelism
+
+        # A frame does not tell how many tasks will run at once. With this there are no more than so many.
+        tasks = parallelism(rows.sparkSession)
+        task, rows = task.among(tasks), rows.coalesce(tasks)
+    return rows.mapInArrow(task.run, _RESULT).toArrow()
 
 
 def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: BatchBlocks) -> IndexingReport:
@@ -155,12 +166,18 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class IndexingTask:
-    """What a task does with its rows. ``seed`` is equal for all tasks (see ``DuplicateIdCheck``)."""
+    """What a task does with its rows. ``seed`` is equal for all tasks (see ``DuplicateIdCheck``). ``tasks``: the most
+    that run at once and share the output's ceiling."""
 
     options: IndexingOptions
     seed: int
     blocks: BatchBlocks | None = None
     part: Part = Part.ALL
+    tasks: int = 1
+
+    def among(self, tasks: int) -> IndexingTask:
+        """The task as one of at most so many that run at once."""
+        return replace(self, tasks=tasks)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Index the task's rows. Yields its counts and digests when every dead letter is written."""
@@ -196,7 +213,7 @@ class IndexingTask:
         context = TaskContext.get()
         number, earlier_tries = (0, 0) if context is None else (context.partitionId(), context.attemptNumber())
         # Dead letters of the deletions are others than those of the same task's other rows.
-        return self.options.for_task(-1 - number if self.part is Part.DELETIONS else number, earlier_tries)
+        return self.options.for_task(-1 - number if self.part is Part.DELETIONS else number, earlier_tries, self.tasks)
 
 
 def _result(counts: IndexingCounts, digests: np.ndarray[Any, Any], held: HeldDeletions) -> Iterator[pa.RecordBatch]:

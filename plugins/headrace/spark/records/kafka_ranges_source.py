@@ -90,8 +90,8 @@ class KafkaBlocks:
 
     def run(self, spark: SparkSession, tasks: int, task: BlockTask, schema: str) -> pa.Table:
         """The results of the task, with this schema (as DDL), for all records."""
-        numbered = spark.range(0, self.numbers, 1, max(1, min(tasks, self.numbers)))
-        return numbered.mapInArrow(task.run, schema).toArrow()
+        tasks = max(1, min(tasks, self.numbers))
+        return spark.range(0, self.numbers, 1, tasks).mapInArrow(task.among(tasks).run, schema).toArrow()
 
     def read(self, numbers: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the records of the parts with these numbers.

@@ -123,13 +123,17 @@ class LogBlocks:
         """The size of all blocks as stored."""
         return sum(block.payload_bytes for _, block in self.blocks)
 
+    def number_of_tasks(self, tasks: int) -> int:
+        """How many tasks read the records, of at most this many."""
+        return max(1, min(tasks, len(self.blocks), self.payload_bytes // _MIN_TASK_BYTES))
+
     def numbered(self, spark: SparkSession, tasks: int) -> DataFrame:
         """The numbers of the records, for at most this many tasks."""
-        most = min(tasks, len(self.blocks), self.payload_bytes // _MIN_TASK_BYTES)
-        return spark.range(0, self.records, 1, max(1, most))
+        return spark.range(0, self.records, 1, self.number_of_tasks(tasks))
 
     def run(self, spark: SparkSession, tasks: int, task: BlockTask, schema: str) -> pa.Table:
         """The results of the task, with this schema (as DDL), for all records."""
+        task = task.among(self.number_of_tasks(tasks))
         return self.numbered(spark, tasks).mapInArrow(task.run, schema).toArrow()
 
     def frame(self, spark: SparkSession, tasks: int, decoding: RecordDecoding | None = None) -> DataFrame:

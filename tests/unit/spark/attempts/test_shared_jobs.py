@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,8 @@ from headrace.spark.attempts.shared_jobs import (
     JobInterruptedError,
     SharedSparkJobs,
     _JobTasks,
+    _parts,
+    _WaitingBatch,
     used_by_task,
 )
 from headrace.spark.records.wal_source import DamagedBlockError
@@ -38,6 +40,10 @@ class Count:
     """Returns the batch's name and the number of its records."""
 
     name: str
+    tasks: int = field(default=0, kw_only=True)
+
+    def among(self, tasks: int) -> Count:
+        return replace(self, tasks=tasks)
 
     def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         records = sum(batch.num_rows for batch in numbers)
@@ -119,6 +125,13 @@ def test_batches_share_a_job_and_each_gets_its_own_results(session: Session, job
         assert found[name] == [{"name": name, "records": place}, {"name": name, "records": 0}]
     assert session.jobs == [SLOTS]
     assert sorted(session.tags[0]) == sorted(names)
+
+
+@pytest.mark.parametrize(("batches", "at_once"), [(1, 2), (3, 6), (4, 8), (16, 8)])
+def test_batches_share_what_all_of_both_jobs_may_use(batches: int, at_once: int) -> None:
+    """Each of two tasks runs two batches at a time, and another job may do so too."""
+    waiting = [_WaitingBatch(f"{number}", Count(f"{number}"), 1, 1) for number in range(batches)]
+    assert {task.tasks for part in _parts(waiting, 2) for _, task, _ in part} == {at_once}  # type: ignore[attr-defined]
 
 
 # Two batches of one task meet there, so they run at the same time.

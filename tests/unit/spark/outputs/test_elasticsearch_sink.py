@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +59,8 @@ class Tasks:
     parts: list[Callable[[], pa.RecordBatch]]
     elasticsearch: FakeElasticsearch
     jobs: int = 0
+    coalesced: list[int] = field(default_factory=list)
+    sparkSession = None  # noqa: N815 - Spark's name
     columns = ("topic", "partition", "offset", "key", "value")
 
     def mapInArrow(self, run: Any, schema: str) -> Any:  # noqa: N802 - Spark's names
@@ -68,6 +70,10 @@ class Tasks:
             results += run(iter([part()]))
             self._forget_deletions()
         return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(results))
+
+    def coalesce(self, tasks: int) -> Tasks:
+        self.coalesced.append(tasks)
+        return self
 
     def _forget_deletions(self) -> None:
         for documents in self.elasticsearch.indices.values():
@@ -118,6 +124,26 @@ def test_deletions_come_after_the_older_values_of_all_tasks(
     counts = report.counts
     assert (counts.rows, counts.deleted, counts.superseded) == (2 * keys + 1, keys - 1, 1)
     assert (tasks.jobs, report.duplicates) == (jobs, 0)
+
+
+def test_rows_with_a_ceiling_are_written_by_tasks_that_share_it(
+    elasticsearch: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no more of them than run at once."""
+    monkeypatch.setattr("headrace.spark.sessions.parallelism", lambda _: 8)
+    shares: list[float | None] = []
+    transport = elasticsearch_sink.open_transport
+
+    def opened(options: IndexingOptions, connections: int) -> Any:
+        shares.append(options.max_requests_per_second)
+        return transport(options, connections)
+
+    monkeypatch.setattr(elasticsearch_sink, "open_transport", opened)
+    tasks = Tasks([lambda: records([b"{}"], 0)], elasticsearch)
+    for ceiling, coalesced in ((None, []), (4000.0, [8])):
+        index_rows(tasks, replace(OPTIONS, max_requests_per_second=ceiling))  # type: ignore[arg-type]
+        assert tasks.coalesced == coalesced
+    assert shares == [None, 500]
 
 
 def test_rows_that_delete_only_at_first_reading_fail_the_batch(elasticsearch: FakeElasticsearch) -> None:

@@ -92,7 +92,7 @@ const OUTPUTS = [
   { name: "State", cell: (each) => html`<${StateBadge} state=${each.state} />` },
   ERROR,
   { name: "Kind", cell: (each) => each.kind ?? "–" },
-  { name: "Counts", wide: true, cell: (each) => html`<${Details} payload=${Object.fromEntries(Object.entries(each.counts ?? {}).map(([name, value]) => [name, typeof value === "number" ? count(value) : value]))} />` },
+  { name: "Counts", wide: true, cell: (each) => html`<${Details} payload=${Object.fromEntries(Object.entries(each.counts ?? {}).map(([name, value]) => [name, typeof value === "number" ? count(value) : value]))} />${each.throttled ? html`<div class="quiet">${each.throttled}</div>` : null}` },
   { name: "Retries", number: true, cell: (each) => count(each.retries) },
 ];
 const ATTEMPTS = [
