@@ -130,6 +130,9 @@ COMMANDS: dict[str, Noun] = {
         "index.",
         {"swap": "headrace.cli.aliases:swap", "accept": "headrace.cli.aliases:accept_index"},
     ),
+    "mapping": Noun(
+        "The mapping of an output's documents: print it, or create the index.", "headrace.cli.mapping:mapping"
+    ),
     "ledger": Noun("The ledger: its schema.", {"migrate": "headrace.cli.repair:migrate"}),
     "stack": Noun(
         "Kafka, Elasticsearch, Postgres and Airflow on this machine, for a first day and for tests.",
