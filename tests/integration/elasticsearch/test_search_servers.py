@@ -31,6 +31,7 @@ from tests.integration.elasticsearch.test_mapping import (  # noqa: F401
     test_a_made_mapping_takes_values_at_edges,
     test_an_index_template_gives_a_new_index_its_mapping,
     test_an_older_kind_of_template_counts_as_it_does,
+    test_the_records_own_json_fits_its_mapping,
     test_what_an_index_makes_of_a_new_field,
     test_what_is_said_of_each_field_is_what_the_server_does,
     test_without_it_the_first_text_makes_dead_letters,
