@@ -219,12 +219,18 @@ class Administration:
         """Create an index or a template of this name, if there is none. What exists is not changed.
 
         Returns None if it was created; else what the existing one lacks of the body, in words: nothing if it has all.
+
+        Raises UnsuitableTargetError too: the name of the index stands for something else, see `single_index`.
         """
         path = kind.path(quote(name, safe=""))
 
         def lacks() -> list[str] | None:
             there = self.ask(f"Asking for {path}", name, "GET", path, missing_is_none=True)
-            return None if there is None else lacking(body, kind.held(there))
+            if there is None:
+                return None
+            if kind is MappingBody.MAPPING:
+                single_index(name, there)
+            return lacking(body, kind.held(there))
 
         if (differing := lacks()) is not None:
             return differing

@@ -337,10 +337,10 @@ class MappedDocuments:
         self._added = 0
         self._closed: dict[str, str] = {}
         self._bad = dict(name_conflicts(fields))
-        self.fields: list[FieldFinding] = [found for each in fields if (found := self._found(each)) is not None]
+        self.fields = [self._found(each) for each in fields]
         self.conflicts = list(self._beyond_limits(fields))
 
-    def _found(self, column: DocumentField) -> FieldFinding | None:
+    def _found(self, column: DocumentField) -> FieldFinding:
         path = column.path
         form = f"array of {column.form}" if column.is_array else str(column.form)
         finding = FieldFinding(path, column.column, form)
@@ -433,8 +433,16 @@ class MappedDocuments:
             finding,
             new=f"{self._shown(made)}{by}{', for each key' if column.in_map else ''}",
             conflict=verdict.conflict,
-            note=verdict.note or self._first_value(column, detected, made),
+            note=self._vector(column, made) or verdict.note or self._first_value(column, detected, made),
         )
+
+    def _vector(self, column: DocumentField, made: Mapping[str, Any]) -> str | None:
+        """What a long array of numbers with fractions makes of a new field."""
+        server = self._index.server
+        is_opensearch = server is not None and server.product == "OpenSearch"
+        if is_opensearch or not column.is_array or made is not _DEFAULTS["double"]:
+            return None
+        return "if the first array has 128 to 4096 numbers, the field becomes a dense_vector and refuses other lengths"
 
     def _close(self, path: str, mapping: Mapping[str, Any], verdict: _Verdict) -> None:
         """Nothing is said of the fields within one that is no object with fields."""

@@ -75,6 +75,14 @@ def test_without_it_the_first_text_makes_dead_letters(real: Any, rows: Any, aski
     assert (counts.created, counts.dead_lettered) == (1, 1)
 
 
+def test_a_long_array_of_numbers_may_become_a_vector(real: Any, rows: Any, asking: Administration) -> None:
+    (found,) = mapped(asking, real.name, "f ARRAY<DOUBLE>").fields
+    warned = "dense_vector" in str(found.note)
+    counts = real.index(rows([json.dumps({"f": [0.5] * length}).encode() for length in (128, 3)]))
+    assert (warned, counts.dead_lettered) in ((True, 1), (False, 0))
+    assert warned == (asking.server is None or asking.server.product == "Elasticsearch")
+
+
 @pytest.mark.parametrize("kind", MappingBody)
 def test_a_body_is_applied_once_and_changes_nothing(real: Any, asking: Administration, kind: MappingBody) -> None:
     wide = ", ".join(f"c{number} STRING" for number in range(600))

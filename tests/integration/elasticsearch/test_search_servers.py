@@ -28,6 +28,7 @@ from tests.integration.elasticsearch.test_ids import (  # noqa: F401
 from tests.integration.elasticsearch.test_mapping import (  # noqa: F401
     asking,
     test_a_body_is_applied_once_and_changes_nothing,
+    test_a_long_array_of_numbers_may_become_a_vector,
     test_a_made_mapping_takes_values_at_edges,
     test_an_index_template_gives_a_new_index_its_mapping,
     test_an_older_kind_of_template_counts_as_it_does,

@@ -298,3 +298,9 @@ def test_what_exists_gets_no_request_but_the_question(administer: Any) -> None:
     existing = Answers(answer(200, {"clicks": {"mappings": {}}}))
     assert administer(existing).create(MappingBody.MAPPING, "clicks", BODY) == ["mappings.properties is missing"]
     assert [method for method, _, _ in existing.requests] == ["GET"]
+
+
+def test_what_is_no_single_index_is_not_compared(administer: Any) -> None:
+    several = Answers(answer(200, {"clicks-1": BODY, "clicks-2": BODY}))
+    with pytest.raises(UnsuitableTargetError, match="an alias of 2 indices"):
+        administer(several).create(MappingBody.MAPPING, "clicks", BODY)
