@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,9 @@ from confluent_kafka import KafkaException
 
 from headrace.batch.readers import ask_reader
 from headrace.connections import CONNECTION_PREFIX
+from headrace.elasticsearch.document_mapping import document_fields
+from headrace.elasticsearch.errors import FieldsUnknownError
+from headrace.elasticsearch.mapping_conflicts import FieldFinding, MappedDocuments
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.kafka.errors import TopicsNotFoundError
@@ -34,6 +37,7 @@ from headrace.stream import (
     Stream,
 )
 from headrace.stream.contract import KindDefinition
+from headrace.stream.ddl import Column, parse_columns
 from headrace.stream.model import load_reference
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.log_storage import LogStorage
@@ -191,6 +195,113 @@ def check_shared_indices(stream: Stream) -> Iterator[Checked]:
                     "Give each output an index of its own.",
                 )
         indices.append((output, index))
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentColumns:
+    """The columns of an output's documents. ``as_recorded``: the documents are the records' own JSON, which may have
+    other fields beside them, and other forms of their values."""
+
+    columns: tuple[Column, ...]
+    as_recorded: bool
+
+    @classmethod
+    def of(
+        cls, stream: Stream, output: ElasticsearchOutput, made: str | HeadraceError | None = None
+    ) -> DocumentColumns:
+        """The columns by the definition; those of a schema registry's schema are asked for.
+
+        Args:
+            made: the columns that the output's transform makes, in Spark's DDL, if Spark was asked; or an error that is
+                raised.
+
+        Raises:
+            FieldsUnknownError: the documents have no known columns, or a transform makes them.
+            HeadraceError: a schema registry does not give its schema, as `headrace.batch.readers.ask_reader`.
+        """
+        transform = stream.transform_of(output)
+        if isinstance(made, HeadraceError):
+            raise made
+        if made is not None:
+            return cls(parse_columns(made), as_recorded=False)
+        if transform is not None:
+            raise FieldsUnknownError(
+                f"The columns of output {output.id!r} are made by its transform {transform}: they are known when Spark "
+                "has called it.",
+                remedy="`streams check --connect --spark` and `mapping` call it, without records.",
+            )
+        (source,) = stream.inputs
+        column = ask_reader(stream, source, "value_decoder", how="ask").decoder.column
+        try:
+            return cls(parse_columns(column), as_recorded=stream.sends_bytes(output))
+        except ValueError:
+            raise FieldsUnknownError(
+                f"The documents of output {output.id!r} are values of the type {column}, so their fields are not "
+                "known.",
+                remedy=f"Give input {source.id!r} a decoder with columns, such as JsonDecoder.",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedColumns:
+    """What the index makes of an output's documents.
+
+    ``unknown``: why nothing is known of their fields, or of the index. ``failing``: what is wrong with the rows of the
+    transform, so that every batch would fail. ``exists``: whether there is the index; without it, ``fields`` are those
+    of an index that its templates make. ``conflicts`` are those of all fields together.
+    """
+
+    output: str
+    index: str
+    exists: bool | None = None
+    as_recorded: bool = False
+    unknown: str | None = None
+    failing: str | None = None
+    fields: tuple[FieldFinding, ...] = ()
+    conflicts: tuple[str, ...] = ()
+
+    @property
+    def checked(self) -> Checked | None:
+        """The result as one check; None if it is unknown."""
+        name, where = f"output {self.output}, columns", f"index {self.index}"
+        if self.unknown is not None or self.failing is not None:
+            return None if self.failing is None else Checked(name, where, self.failing)
+        new = sum(field.index is None for field in self.fields)
+        where = f"{where}, {len(self.fields)} fields, of which the index has {len(self.fields) - new}"
+        refused = [f"{field.path!r}: {field.conflict}" for field in self.fields if field.conflict is not None]
+        if not refused and not self.conflicts:
+            return Checked(name, where)
+        return Checked(
+            *(name, where, f"The index refuses documents. {'; '.join([*refused, *self.conflicts])}."),
+            "Correct the transform or the decoder, or write to a new index (`headrace mapping` makes its mapping).",
+        )
+
+
+def check_columns(stream: Stream, made: Mapping[str, str | HeadraceError]) -> Iterator[CheckedColumns]:
+    """Yield, for each Elasticsearch output, what its index makes of the documents.
+
+    ``made``: the columns that transforms make, in Spark's DDL, by output, or why there are none. What keeps an output
+    from its server or registry is reported by its own check.
+    """
+    for output in stream.elasticsearch_outputs:
+        by_transform = made.get(output.id)
+        if isinstance(by_transform, HeadraceError) and not isinstance(by_transform, FieldsUnknownError):
+            yield CheckedColumns(output.id, output.index, failing=str(by_transform))
+            continue
+        try:
+            of = DocumentColumns.of(stream, output, by_transform)
+            with _administration(Cluster.of(output)) as administration:
+                administration.concrete_index(output.index)
+                index = administration.index_mapping(output.index)
+        except HeadraceError as error:
+            yield CheckedColumns(output.id, output.index, unknown=str(error))
+            continue
+        mapped = MappedDocuments(document_fields(of.columns), index, as_recorded=of.as_recorded)
+        yield CheckedColumns(
+            *(output.id, index.name, index.exists, of.as_recorded),
+            fields=tuple(mapped.fields),
+            conflicts=tuple(mapped.conflicts),
+        )
 
 
 def _checked(name: str, where: str, check: Callable[[], object]) -> Checked:

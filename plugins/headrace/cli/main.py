@@ -134,6 +134,9 @@ COMMANDS: dict[str, Noun] = {
         "The definition of a stream that does what a connector of Kafka Connect did.",
         "headrace.cli.from_connect:from_connect",
     ),
+    "mapping": Noun(
+        "The mapping of an output's documents: print it, or create the index.", "headrace.cli.mapping:mapping"
+    ),
     "ledger": Noun("The ledger: its schema.", {"migrate": "headrace.cli.repair:migrate"}),
     "stack": Noun(
         "Kafka, Elasticsearch, Postgres and Airflow on this machine, for a first day and for tests.",

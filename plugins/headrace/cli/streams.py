@@ -26,6 +26,7 @@ from headrace.clock import time_text, times_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.checks.connecting import Checked
     from headrace.ledger import Ledger
     from headrace.receiver.health import OutdatedDefinition
     from headrace.stream import Stream
@@ -353,6 +354,7 @@ def _runs(ledger: Ledger, name: str) -> bool:
 @examples(
     "streams check pipelines.orders:stream",
     "streams check orders.json --connect",
+    "streams check pipelines.orders:stream --connect --spark",
     "streams check pipelines.orders:stream --executor KubernetesExecutor",
 )
 def check(
@@ -362,7 +364,16 @@ def check(
         bool,
         typer.Option(
             "--connect",
-            help="Also check that ledger, storage, Kafka, its topics and each output's server answer, and rights.",
+            help="Also check that ledger, storage, Kafka, its topics and each output's server answer, rights, and that "
+            "the indices take the columns.",
+        ),
+    ] = False,
+    spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark",
+            help="With --connect: start Spark here and call the transforms without records, so that the columns which "
+            "they make are known.",
         ),
     ] = False,
     executor: Annotated[
@@ -380,7 +391,8 @@ def check(
 
     It cannot run if its log or ledger would be lost where Airflow runs its tasks (--executor, or a managed Airflow).
     With --connect, also checks its ledger, storage, Kafka topics and outputs, and names the principal that logs in to
-    Kafka and the rights that it lacks. Connections come from AIRFLOW_CONN_... variables.
+    Kafka and the rights that it lacks. It shows what each index makes of the documents' fields, and fails if the index
+    refuses them. Connections come from AIRFLOW_CONN_... variables.
     """
     from headrace.checks.task_places import check_place, task_place
     from headrace.kafka.client import check_client_settings
@@ -390,6 +402,10 @@ def check(
     from headrace.spark.versions import check_spark_packages
     from headrace.stream.stream import check_extensions
 
+    if spark and not connect:
+        raise typer.BadParameter(
+            "it is for --connect: the columns are compared with those of an index", param_hint="--spark"
+        )
     stream = defined(definition)
     check_spark_packages()
     check_place(stream, task_place(executor), lambda text: echo(f"Warning: {text}", err=True))
@@ -401,7 +417,7 @@ def check(
     check_receiver_classes(stream)
     check_listeners(stream)
     if connect:
-        _check_connections(stream, as_json=as_json)
+        _check_connections(stream, spark=spark, as_json=as_json)
     elif as_json:
         typer.echo(stream.to_json())
     else:
@@ -431,18 +447,29 @@ def _columns(stream: Stream) -> Iterator[str]:
             yield f"Input {source.id}, {field.removesuffix('_decoder')}: {columns}"
 
 
-def _check_connections(stream: Stream, *, as_json: bool) -> None:
-    from headrace.checks.connecting import check_connections
+def _check_connections(stream: Stream, *, spark: bool, as_json: bool) -> None:
+    from headrace.checks.connecting import check_columns, check_connections
     from headrace.checks.kafka_rights import check_kafka_rights
+    from headrace.cli.mapping import columns_by_spark, print_columns
 
-    answers = []
-    for answer in chain(check_connections(stream), check_kafka_rights(stream)):
+    answers, columns = [], []
+
+    def answered(answer: Checked) -> None:
         answers.append(answer)
         if not as_json:
             echo(f"{'ok    ' if answer.error is None else 'FAILED'} {answer}")
+
+    for answer in chain(check_connections(stream), check_kafka_rights(stream)):
+        answered(answer)
+    for found in check_columns(stream, columns_by_spark(stream) if spark else {}):
+        columns.append(found)
+        if not as_json:
+            print_columns(found)
+        if found.checked is not None:
+            answered(found.checked)
     failed = [answer for answer in answers if answer.error is not None]
     if as_json:
-        print_json({"stream": stream.name, "ok": not failed, "checks": answers})
+        print_json({"stream": stream.name, "ok": not failed, "checks": answers, "columns": columns})
     else:
         wrong = f"{len(failed)} of {len(answers)} checks failed" if failed else "can run, and all that it needs answers"
         echo(f"Stream {stream.name}: {wrong}.")

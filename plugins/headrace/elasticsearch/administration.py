@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from fnmatch import fnmatchcase
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from headrace.clock import Clock, SystemClock
+from headrace.elasticsearch.document_mapping import MappingBody, lacking
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
+from headrace.elasticsearch.mapping_conflicts import IndexMapping
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.search_server import SearchServer, ask_server
 from headrace.elasticsearch.target import ConcreteIndex, describe_indices, single_index
@@ -178,6 +181,69 @@ class Administration:
         retry_budget = self._begin(f"Asking about index {name!r}")
         return single_index(name, describe_indices(self._transport, retry_budget, name))
 
+    def index_mapping(self, name: str) -> IndexMapping:
+        """The mapping of the index behind the name; of an index that does not exist yet, what templates give it.
+
+        An index without a mapping and an index that no template is for have none: all its fields are new.
+        """
+        purpose, path = f"Asking about the mapping of index {name!r}", quote(name, safe="")
+        fields = "*.mappings,*.settings.index.mapping"
+        found = self.ask(purpose, name, "GET", f"/{path}?filter_path={fields}", missing_is_none=True)
+        no_answer: tuple[str, dict[str, Any]] = name, {}
+        exists = found is not None
+        if exists:
+            # Of an index without a mapping and such settings the answer is empty.
+            concrete, template = next(iter(found.items()), no_answer)
+        else:
+            concrete = name
+            simulated = self.ask(purpose, name, "POST", f"/_index_template/_simulate_index/{path}")
+            # As in the server, older templates count only where no newer one is for the index.
+            template = simulated.get("template") or self._of_legacy_templates(purpose, name)
+        settings = template.get("settings", {}).get("index", {}).get("mapping", {})
+        return IndexMapping(concrete, exists, template.get("mappings", {}), settings, self.server)
+
+    def _of_legacy_templates(self, purpose: str, name: str) -> dict[str, Any]:
+        """What the templates of the older kind, ``_template``, give a new index."""
+        known = self.ask(purpose, name, "GET", "/_template")
+        fitting = [
+            each
+            for each in known.values()
+            if any(fnmatchcase(name, pattern) for pattern in each.get("index_patterns", ()))
+        ]
+        made: dict[str, Any] = {}
+        for each in sorted(fitting, key=lambda template: template.get("order", 0)):
+            _merge(made, {part: each.get(part, {}) for part in ("mappings", "settings")})
+        return made
+
+    def create(self, kind: MappingBody, name: str, body: dict[str, Any]) -> list[str] | None:
+        """Create an index or a template of this name, if there is none. What exists is not changed.
+
+        Returns None if it was created; else what the existing one lacks of the body, in words: nothing if it has all.
+
+        Raises UnsuitableTargetError too: the name of the index stands for something else, see `single_index`.
+        """
+        path = kind.path(quote(name, safe=""))
+
+        def lacks() -> list[str] | None:
+            there = self.ask(f"Asking for {path}", name, "GET", path, missing_is_none=True)
+            if there is None:
+                return None
+            if kind is MappingBody.MAPPING:
+                single_index(name, there)
+            return lacking(body, kind.held(there))
+
+        if (differing := lacks()) is not None:
+            return differing
+        try:
+            only_new = "" if kind is MappingBody.MAPPING else "?create=true"
+            self.ask(f"Creating {path}", name, "PUT", f"{path}{only_new}", json.dumps(body).encode())
+        except ElasticsearchRefusedError:
+            # Another process may have been first; so may this one, if an answer was lost.
+            if (differing := lacks()) is None:
+                raise
+            return differing
+        return None
+
     def check_writable(self, output: ElasticsearchOutput) -> None:
         """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices."""
         index = output.index
@@ -274,6 +340,15 @@ class Administration:
                 f"The user {answer.get('username')} lacks {', '.join(lacking)}.",
                 remedy="Grant it these privileges.",
             )
+
+
+def _merge(made: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add ``more`` to what is made; where both have a value, that of ``more`` counts."""
+    for name, value in more.items():
+        if isinstance(value, Mapping):
+            _merge(made.setdefault(name, {}), value)
+        else:
+            made[name] = value
 
 
 def _parsed(response: Response, index: str) -> Any:

@@ -22,6 +22,18 @@ class UnsuitableRowsError(IndexingError):
     failure = Failure.CODE
 
 
+class FieldsUnknownError(IndexingError):
+    """The fields of an output's documents are not known, or not known yet."""
+
+    failure = Failure.CODE
+
+
+class MappingError(IndexingError):
+    """No mapping can be made of the columns: the server takes no such names, or not beside each other."""
+
+    failure = Failure.CODE
+
+
 class DuplicateIdsError(IndexingError):
     """Rows of one batch have the same id, so that all but one of them would be lost."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import parquet
 
-from headrace.batch.readers import BatchReaders
-from headrace.clock import time_text
-from headrace.errors import HeadraceError
+from headrace.batch.readers import BatchReaders, ask_reader
+from headrace.clock import SystemClock, time_text
+from headrace.elasticsearch.errors import FieldsUnknownError
+from headrace.errors import HeadraceError, headline
 from headrace.ledger.batches.tables import Attempt, BatchRow
 from headrace.spark.attempts.batch_attempt import BatchAttempt
 from headrace.spark.attempts.batch_plan import (
@@ -33,9 +34,15 @@ from headrace.spark.attempts.batch_plan import (
     origins_of,
     plan_outputs,
 )
-from headrace.spark.outputs.documents import PreviewedDocument, lacks_incarnation, preview_documents
-from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, read_records, sharing_frames
+from headrace.spark.outputs.documents import (
+    PreviewedDocument,
+    columns_of_documents,
+    lacks_incarnation,
+    preview_documents,
+)
+from headrace.spark.records.batch_frames import BatchInputs, OutputFrames, read_inputs, read_records, sharing_frames
 from headrace.spark.records.decoding import RAW_KEY, RAW_VALUE, REASON, Reader, RecordDecoding
+from headrace.spark.records.transforms import STATE_FRAMES, BatchContext, apply_transform, load_transform, takes
 from headrace.spark.sessions import collect
 from headrace.stream import Input, Output, Stream
 from headrace.stream.model import is_reference
@@ -270,6 +277,65 @@ def _preview(read: ReadOutput, *, limit: int) -> OutputPreview:
         undecodable=number,
         undecodable_records=tuple(examples[:limit]),
     )
+
+
+def transformed_columns(
+    spark: SparkSession, stream: Stream, output_ids: Collection[str]
+) -> dict[str, str | HeadraceError]:
+    """The columns of the documents that transforms make for these Elasticsearch outputs, in Spark's DDL, by output.
+
+    The transforms are called without records, so there need not have been a batch. Where that fails there is the error.
+    Schemas of a registry are asked for, and not kept.
+    """
+    made: dict[str, str | HeadraceError] = {}
+    for output in stream.elasticsearch_outputs:
+        if output.id in output_ids:
+            try:
+                made[output.id] = columns_of_documents(_without_records(spark, stream, output), output)
+            except HeadraceError as error:
+                made[output.id] = error
+    return made
+
+
+def _without_records(spark: SparkSession, stream: Stream, output: Output) -> DataFrame:
+    """The rows that the output's transform makes of no records."""
+    transform, where = load_transform(stream, output), f"The columns of output {output.id!r}"
+    if transform is not None and any(takes(transform, name) for name in STATE_FRAMES):
+        raise FieldsUnknownError(
+            f"{where} are made of the state, which only a batch has.",
+            remedy="`headrace batches preview` shows the documents of a batch.",
+        )
+    inputs = tuple(_with_columns(stream, source) for source in stream.inputs)
+    read = read_inputs(spark, stream.model_copy(update={"inputs": inputs}), [])
+    interval_ms = stream.batch_interval_ms
+    context = BatchContext.of(
+        stream.name,
+        SystemClock().now_ms() // interval_ms * interval_ms,
+        interval_ms,
+        1,
+        parameters=stream.parameters,
+        window_ms=None if output.window is None else output.window.length_ms,
+    )
+    decoded = {name: views.decoded for name, views in read.items()}
+    known = [each.id for each in stream.outputs]
+    try:
+        return apply_transform(transform, decoded, [output.id], context, known=known)[output.id]
+    except HeadraceError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise FieldsUnknownError(
+            f"{where} are not known, since the transform {stream.transform_of(output)} raises "
+            f"{type(error).__name__} when it is called without records: {headline(str(error))[0]}",
+            remedy="A batch may have no records either: let the transform take none.",
+        ) from error
+
+
+def _with_columns(stream: Stream, source: Input) -> Input:
+    """The input with decoders whose columns are known."""
+    asked = {
+        name: ask_reader(stream, source, name).decoder for name, decoder in source.decoders.items() if decoder.is_framed
+    }
+    return source.model_copy(update=asked)
 
 
 _ORDER = ("topic", "incarnation", "partition", "offset")

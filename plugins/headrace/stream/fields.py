@@ -322,6 +322,16 @@ class StreamFields(Part):
         """The reference of the output's transform: its own, or the stream's."""
         return output.transform or self.transform
 
+    def sends_bytes(self, output: Output) -> bool:
+        """Whether the output gets the bytes of values that no transform changes, and not what a decoder makes of them.
+
+        Which outputs have a transform is not asked here (`transform_of`).
+        """
+        decoders = [source.value_decoder for source in self.inputs]
+        return output.sends_bytes and (
+            not output.writes_json or all(decoder.bytes_are_json and not decoder.is_framed for decoder in decoders)
+        )
+
     def group_of(self, source: KafkaInput) -> str:
         """The consumer group under which lag tools see the input."""
         return source.group or f"headrace-{self.name}-{source.id}"

@@ -38,7 +38,6 @@ from headrace.elasticsearch.options import DocumentIdKind
 from headrace.errors import HeadraceError
 from headrace.spark.outputs.documents import BatchIncarnations, PreviewedDocument, lacks_incarnation, preview_documents
 from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
-from headrace.spark.records.batch_frames import sends_bytes
 from headrace.spark.records.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input
 from headrace.spark.records.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.spark.records.transforms import BatchContext, apply_transform, check_transform, load_transform
@@ -137,7 +136,7 @@ def run_transform(
             window_ms=None if output.window is None else output.window.length_ms,
         )
         transform = load_transform(stream, output)
-        if transform is None and sends_bytes(stream, output):
+        if transform is None and stream.sends_bytes(output):
             # A document or a message without a transform is the value's own bytes.
             (views,) = inputs.values()
             frames[output.id] = views.original

@@ -25,6 +25,18 @@ from tests.integration.elasticsearch.test_ids import (  # noqa: F401
     test_a_replay_after_a_rollover_is_refused,
     test_another_output_into_the_index_by_an_alias_is_refused,
 )
+from tests.integration.elasticsearch.test_mapping import (  # noqa: F401
+    asking,
+    test_a_body_is_applied_once_and_changes_nothing,
+    test_a_long_array_of_numbers_may_become_a_vector,
+    test_a_made_mapping_takes_values_at_edges,
+    test_an_index_template_gives_a_new_index_its_mapping,
+    test_an_older_kind_of_template_counts_as_it_does,
+    test_the_records_own_json_fits_its_mapping,
+    test_what_an_index_makes_of_a_new_field,
+    test_what_is_said_of_each_field_is_what_the_server_does,
+    test_without_it_the_first_text_makes_dead_letters,
+)
 from tests.integration.elasticsearch.test_real_elasticsearch import (  # noqa: F401
     test_a_blocked_index_is_waited_for_for_a_bounded_time,
     test_a_closed_index_fails_the_batch_without_dead_letters,

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from headrace.checks.connecting import (
     Checked,
+    CheckedColumns,
+    check_columns,
     check_ledger,
     check_part,
     check_shared_indices,
@@ -23,7 +25,16 @@ from headrace.cli.main import app
 from headrace.hooks.ledger import register
 from headrace.kafka import client
 from headrace.ledger import Ledger
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, ParquetOutput, RecordIds, Stream
+from headrace.stream import (
+    ConsoleOutput,
+    ElasticsearchOutput,
+    JsonDecoder,
+    KafkaInput,
+    KeyIds,
+    ParquetOutput,
+    RecordIds,
+    Stream,
+)
 
 CLOSED = "127.0.0.1:1"
 
@@ -222,6 +233,82 @@ def test_a_ledger_that_cannot_be_made_or_opened(tmp_path: Path) -> None:
     assert check_ledger(make(tmp_path, ledger=f"sqlite:///{tmp_path}/file/ledger.db")).error is not None
     (tmp_path / "broken.db").write_text("no database, and long enough to be taken for one" * 30)
     assert check_ledger(make(tmp_path, ledger=f"sqlite:///{tmp_path}/broken.db")).error is not None
+
+
+def columns_of(tmp_path: Path, address: str, **fields: Any) -> CheckedColumns:
+    source = KafkaInput(bootstrap_servers=CLOSED, topics="clicks", value_decoder=JsonDecoder(fields="n STRING, m INT"))
+    output = ElasticsearchOutput(hosts=f"http://{address}", index="shop")
+    (found,) = check_columns(make(tmp_path, **{"inputs": source, "outputs": output, **fields}), {})
+    return found
+
+
+def test_a_conflict_of_a_column_fails_the_check(tmp_path: Path, elasticsearch: Elasticsearch) -> None:
+    mappings = {"properties": {"n": {"type": "long"}}}
+    elasticsearch.answers["/shop"] = (200, {"shop-1": {"mappings": mappings, "aliases": {"shop": {}}}})
+    found = columns_of(tmp_path, elasticsearch.address)
+    assert (found.exists, found.as_recorded, found.index) == (True, True, "shop-1")
+    assert found.checked == Checked(
+        "output elasticsearch, columns",
+        "index shop-1, 2 fields, of which the index has 1",
+        "The index refuses documents. 'n': a text that is no number is refused: the field is a long.",
+        "Correct the transform or the decoder, or write to a new index (`headrace mapping` makes its mapping).",
+    )
+
+
+def test_columns_of_a_missing_index_are_those_of_its_template(tmp_path: Path, elasticsearch: Elasticsearch) -> None:
+    settings = {"index": {"mapping": {"total_fields": {"limit": "2"}}}}
+    template = {"mappings": {"dynamic": "true"}, "settings": settings}
+    elasticsearch.answers["/_index_template/_simulate_index/shop"] = (200, {"template": template})
+    found = columns_of(tmp_path, elasticsearch.address)
+    assert [(field.path, field.new) for field in found.fields] == [("n", "text"), ("m", "long")]
+    assert found.conflicts == (
+        "the index has 0 fields, and the documents add 3: that is beyond index.mapping.total_fields.limit, 2",
+    )
+    assert found.checked is not None
+    assert found.checked.error is not None
+
+
+def test_columns_of_templates_that_may_not_be_seen(tmp_path: Path, elasticsearch: Elasticsearch) -> None:
+    refusal = {"error": {"type": "security_exception", "reason": "no"}}
+    elasticsearch.answers["/_index_template/_simulate_index/shop"] = (403, refusal)
+    found = columns_of(tmp_path, elasticsearch.address)
+    assert (found.exists, found.fields, found.checked) == (None, (), None)
+    assert "security_exception" in str(found.unknown)
+
+
+def test_columns_that_nothing_declares_are_unknown(tmp_path: Path) -> None:
+    source = KafkaInput(bootstrap_servers=CLOSED, topics="clicks")
+    assert "are values of the type BINARY" in str(columns_of(tmp_path, CLOSED, inputs=source).unknown)
+    found = columns_of(tmp_path, CLOSED, transform="headrace.clock:time_text")
+    assert found.unknown is not None
+    assert found.unknown.startswith(
+        "The columns of output 'elasticsearch' are made by its transform headrace.clock:time_text: they are known when "
+        "Spark has called it. `streams check --connect --spark` and `mapping` call it, without records."
+    )
+
+
+def test_the_command_shows_the_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elasticsearch: Elasticsearch
+) -> None:
+    monkeypatch.setattr(client, "HOPE_SECONDS", 0.2)
+    elasticsearch.answers["/_index_template/_simulate_index/shop"] = (200, {})
+    elasticsearch.answers["/_template"] = (200, {})
+    source = KafkaInput(bootstrap_servers=CLOSED, topics="clicks", value_decoder=JsonDecoder(fields="n STRING, m INT"))
+    output = ElasticsearchOutput(hosts=f"http://{elasticsearch.address}", index="shop")
+    definition = tmp_path / "shop.json"
+    definition.write_text(make(tmp_path, inputs=source, outputs=output).to_json())
+    printed = CliRunner().invoke(app, ["streams", "check", str(definition), "--connect"]).stdout
+    assert "There is no index shop yet. The table has what a new one gets from its templates." in printed
+    assert "ok     output elasticsearch, columns: index shop, 2 fields, of which the index has 0" in printed
+    (row,) = [line.split() for line in printed.splitlines() if line.startswith(" m ") or line.startswith("m ")]
+    assert row == ["m", "INT", "integer", "-", "long", "-"]
+    answer = json.loads(CliRunner().invoke(app, ["streams", "check", str(definition), "--connect", "--json"]).stdout)
+    (columns,) = answer["columns"]
+    assert (columns["output"], columns["exists"], len(columns["fields"])) == ("elasticsearch", False, 2)
+    assert columns["fields"][1] == {
+        **{"path": "m", "column": "INT", "form": "integer", "index": None, "new": "long"},
+        **{"conflict": None, "note": None},
+    }
 
 
 def test_the_command_lists_every_check_and_fails_where_one_does(

@@ -64,7 +64,7 @@ def test_the_help_imports_only_a_command_listed_by_itself() -> None:
     assert set(shown.splitlines()[-1].split()) == {
         *("headrace", "headrace.clock", "headrace.errors", "headrace.secrets"),
         *("headrace.cli", "headrace.cli.main", "headrace.cli.options", "headrace.cli.output"),
-        *("headrace.cli.from_connect", "headrace.cli.trace"),
+        *("headrace.cli.from_connect", "headrace.cli.mapping", "headrace.cli.trace"),
     }
 
 

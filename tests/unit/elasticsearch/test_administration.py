@@ -12,6 +12,7 @@ import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
 
 from headrace.elasticsearch.administration import Administration
+from headrace.elasticsearch.document_mapping import MappingBody
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
@@ -272,3 +273,34 @@ def test_only_an_alias_of_one_index_moves_and_only_to_an_index(
 ) -> None:
     with pytest.raises(UnsuitableTargetError, match=says):
         administer(Answers(*answers)).move_alias("live", "new")
+
+
+BODY: Any = {"mappings": {"properties": {"n": {"type": "long"}}}}
+
+
+@pytest.mark.parametrize("kind", MappingBody)
+def test_what_another_made_meanwhile_is_compared(administer: Any, kind: MappingBody) -> None:
+    name = kind.value.replace("-", "_")
+    there = {"clicks-1": BODY} if kind is MappingBody.MAPPING else {f"{name}s": [{"name": "clicks", name: BODY}]}
+    made = Answers(error(404), error(400, "resource_already_exists_exception"), answer(200, there))
+    assert administer(made).create(kind, "clicks", BODY) == []
+    path = kind.path("clicks")
+    assert made.requests == [("GET", path, None), ("PUT", path, BODY), ("GET", path, None)]
+
+
+def test_an_index_that_may_not_be_made_is_an_error(administer: Any) -> None:
+    refusing = Answers(error(404), error(403, "security_exception"), error(404))
+    with pytest.raises(ElasticsearchRefusedError, match="security_exception"):
+        administer(refusing).create(MappingBody.MAPPING, "clicks", BODY)
+
+
+def test_what_exists_gets_no_request_but_the_question(administer: Any) -> None:
+    existing = Answers(answer(200, {"clicks": {"mappings": {}}}))
+    assert administer(existing).create(MappingBody.MAPPING, "clicks", BODY) == ["mappings.properties is missing"]
+    assert [method for method, _, _ in existing.requests] == ["GET"]
+
+
+def test_what_is_no_single_index_is_not_compared(administer: Any) -> None:
+    several = Answers(answer(200, {"clicks-1": BODY, "clicks-2": BODY}))
+    with pytest.raises(UnsuitableTargetError, match="an alias of 2 indices"):
+        administer(several).create(MappingBody.MAPPING, "clicks", BODY)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import prepare_rows
-from headrace.elasticsearch.errors import UnsuitableRowsError
+from headrace.elasticsearch.errors import FieldsUnknownError, UnsuitableRowsError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.verdicts import Reason
@@ -73,6 +73,18 @@ def prepare_documents(
     if incarnations is not None and lacks_incarnation(df.schema):
         beside.append(f"CAST({_incarnation(incarnations, output)} AS INT) AS {columns.INCARNATION}")
     return df.selectExpr(*beside, rows.document_expression())
+
+
+def columns_of_documents(df: DataFrame, output: ElasticsearchOutput) -> str:
+    """The columns of the documents that are made of the rows, in Spark's DDL.
+
+    Raises:
+        FieldsUnknownError: the documents are texts or bytes of JSON.
+        UnsuitableRowsError: as `prepare_documents`.
+    """
+    rows = _Rows(df, output)
+    rows.check()
+    return rows.document_columns()
 
 
 def json_text(expression: str) -> str:
@@ -170,13 +182,33 @@ class _Rows:
                 "clear what the document is.",
                 remedy="Let the transform select what the document holds, or drop the other columns.",
             )
-        fields = [name for name in self._types if not self._is_the_records(name)]
-        if not fields:
-            raise UnsuitableRowsError(f"The rows for output {self._output.id!r} have no column for a document.")
-        text = json_text(f"struct({', '.join(map(_quoted, fields))})")
+        text = json_text(f"struct({', '.join(map(_quoted, self._document_names()))})")
         if self._has_operation and isinstance(self._output.document_ids, KeyIds):
             text = f"CASE WHEN {self._has_row()} THEN {text} END"
         return f"{text} AS {columns.DOCUMENT}"
+
+    def _document_names(self) -> list[str]:
+        fields = [name for name in self._types if not self._is_the_records(name)]
+        if not fields:
+            raise UnsuitableRowsError(f"The rows for output {self._output.id!r} have no column for a document.")
+        return fields
+
+    def document_columns(self) -> str:
+        """The columns of the document in Spark's DDL. Raises as `columns_of_documents`."""
+        from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType
+
+        # Raises where it is not clear what the document is.
+        self.document_expression()
+        value = self._types.get(columns.VALUE)
+        if self._value_is_document() and isinstance(value, StructType):
+            return value.toDDL()
+        if self._value_is_document() and isinstance(value, BinaryType | StringType | MapType):
+            raise FieldsUnknownError(
+                f"The documents of output {self._output.id!r} are values of the type {value.simpleString()}, so their "
+                "fields are not known.",
+                remedy="Give the input a decoder with columns, or let the transform select columns.",
+            )
+        return StructType([StructField(name, self._types[name]) for name in self._document_names()]).toDDL()
 
     def _has_row(self) -> str:
         """The condition of change events after which there is a row. The others have no document, as without a

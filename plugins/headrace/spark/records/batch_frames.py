@@ -240,7 +240,7 @@ class OutputFrames:
             # These outputs send the value's own bytes, so parsing and serialising them again would gain nothing.
             (views,) = inputs.values()
             stream = self._attempt.stream
-            as_bytes = {plan.output.id for plan in self._plans if sends_bytes(stream, plan.output)}
+            as_bytes = {plan.output.id for plan in self._plans if stream.sends_bytes(plan.output)}
             sent = dict.fromkeys(as_bytes, views.original) if as_bytes else {}
             rows = {plan.output.id: views.decoded for plan in self._plans if plan.output.id not in as_bytes}
             return {**sent, **(rows if views.decoded is views.original else self._persist_shared(rows))}
@@ -354,14 +354,6 @@ def sends_blocks(stream: Stream, plan: OutputPlan) -> bool:
         return False
     in_kafka = {origin.source == "kafka" for origin in plan.read}
     return in_kafka <= {False} or (in_kafka == {True} and stream.inputs[0].in_kafka is not None)
-
-
-def sends_bytes(stream: Stream, output: Output) -> bool:
-    """Whether the output gets the bytes of values that no transform changes, and not what a decoder makes of them."""
-    decoders = [source.value_decoder for source in stream.inputs]
-    return output.sends_bytes and (
-        not output.writes_json or all(decoder.bytes_are_json and not decoder.is_framed for decoder in decoders)
-    )
 
 
 def sends_records(stream: Stream, output: Output) -> bool:
