@@ -6,6 +6,7 @@ leaves an event. Whichever is newer counts. A place is known by its server and n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from headrace.stream import ElasticsearchOutput
 
 PLACE = "place"
+PLACES = "places"
+"""Beside the place, where every row has an index of its own: the place of each index that rows of the batch name."""
 LETTERS = "letters"
 """Beside a place: the name of its dead-letter index and, if that is an alias, the concrete index."""
 READERS = "readers"
@@ -38,14 +41,17 @@ def place_of(output: ElasticsearchOutput, index: ConcreteIndex | None) -> dict[s
     none."""
     server = output.connection or list(output.hosts)
     concrete, uuid = (None, None) if index is None else (index.name, index.uuid)
-    return {"server": server, "name": output.index, "index": concrete, "uuid": uuid}
+    return {"server": server, "name": output.index_text, "index": concrete, "uuid": uuid}
 
 
 def written_places(output: ElasticsearchOutput, counts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The places that a batch was written to, by the output's counts; that of the definition if the counts have none.
 
-    A batch that was written by an earlier version of headrace recorded the concrete index only.
+    Where every row has an index of its own, there are as many as the batch's rows name. A batch that was written by an
+    earlier version of headrace recorded the concrete index only.
     """
+    if PLACES in counts or not output.names.is_plain:
+        return list(counts.get(PLACES, ()))
     recorded = counts.get(PLACE)
     return [recorded if recorded is not None else {**place_of(output, None), "index": counts.get("index")}]
 
@@ -99,23 +105,29 @@ def _newest_place(  # noqa: PLR0917
     span_ms = _NEIGHBOURS * interval_ms
     near = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else (0, LAST_MS)
     # The databases write other characters than ASCII, and blanks, differently.
-    texts = [f'"{PLACE}"', *([f'"{output.index}"'] if output.index.isascii() else [])]
+    name = json.dumps(output.index_text)
+    texts = [f'"{PLACE}"', *([name] if "\\" not in name else [])]
     rows = ledger.attempts.newest_with(stream_name, texts, _ROWS, target=target, from_ms=near[0], until_ms=near[1])
     if not target:
         # An older batch may have been written again since.
         rows += ledger.attempts.newest_outputs(stream_name, _ROWS_ANY)
-    newest = max((row for row in rows if is_place((row.counts or {}).get(PLACE))), key=_recorded, default=None)
+    newest = max((row for row in rows if any(map(is_place, _recorded_places(row)))), key=_recorded, default=None)
     since_ms = -1 if newest is None else newest.recorded_at_ms or 0
     for event in ledger.events.latest(stream_name, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES):
         accepted = event.payload.get(PLACE)
         if event.at_ms >= since_ms and event.payload.get("target") == target and is_place(accepted):
             return accepted
-    return None if newest is None else newest.counts[PLACE]
+    return None if newest is None else next(filter(is_place, _recorded_places(newest)))
 
 
 def accept(ledger: Ledger, stream_name: str, place: Mapping[str, Any], *, by: str, target: str = "") -> None:
     """Let the next batches be written to this place; without an index, let them create it."""
     ledger.events.append(stream_name, EventKind.PLACE_ACCEPTED, {PLACE: dict(place), "target": target, "by": by})
+
+
+def _recorded_places(row: BatchOutputRow) -> list[Any]:
+    counts = row.counts or {}
+    return [counts.get(PLACE), *counts.get(PLACES, ())]
 
 
 def _recorded(row: BatchOutputRow) -> tuple[int, int]:

@@ -173,19 +173,20 @@ def _schema_checked(stream: Stream, source: Input, field: str) -> Checked:
 def check_shared_indices(stream: Stream) -> Iterator[Checked]:
     """Yield each output whose index another output writes too, by an alias or another connection, with the same ids."""
     indices: list[tuple[ElasticsearchOutput, ConcreteIndex]] = []
-    outputs = stream.elasticsearch_outputs
+    # Of outputs whose records have an index each, the definitions are compared.
+    outputs = [output for output in stream.elasticsearch_outputs if output.names.is_plain]
     for output in outputs if len(outputs) > 1 else []:
         index = None
         # What is wrong with an output's index is reported for the output.
         with contextlib.suppress(HeadraceError), _administration(Cluster.of(output)) as administration:
-            index = administration.concrete_index(output.index)
+            index = administration.concrete_index(output.index_text)
         if index is None or index.uuid is None:
             continue
         for other, its_index in indices:
             if its_index.uuid == index.uuid and other.shares_ids(output):
                 yield Checked(
                     f"output {output.id}",
-                    f"index {output.index}",
+                    f"index {output.index_text}",
                     f"Output {other.id} writes into the same index, {index.name!r}. Their documents have the same ids, "
                     "so one output overwrites those of the other.",
                     "Give each output an index of its own.",
@@ -279,7 +280,7 @@ def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
     with _administration(cluster) as administration:
         checked = _checked(name, nodes, lambda: administration.check_writable(output))
         server = "" if administration.server is None else f" ({administration.server})"
-    yield replace(checked, where=f"{nodes}{server}, index {output.index}")
+    yield replace(checked, where=f"{nodes}{server}, index {output.index_text}")
 
 
 def _administration(cluster: Cluster) -> Administration:
