@@ -158,11 +158,9 @@ def index_datasets(output: ElasticsearchOutput, counts: Mapping[str, Any], _: ob
     """The index, or those of the rows, and the one of the dead letters if there were any."""
     from headrace.batch.places import written_places
 
-    by_index = {} if output.names.is_plain else counts.get("by_index") or {}
+    by_index = counts.get("by_index")
     rows = {
-        index_name(output, str(place["name"])): _written(counts)
-        if output.names.is_plain
-        else by_index.get(place["name"], 0)
+        index_name(output, str(place["name"])): _written(counts) if by_index is None else by_index.get(place["name"], 0)
         for place in written_places(output, counts)
     }
     letters = int(counts.get("dead_lettered") or 0)

@@ -50,9 +50,11 @@ def written_places(output: ElasticsearchOutput, counts: Mapping[str, Any]) -> li
     Where every row has an index of its own, there are as many as the batch's rows name. A batch that was written by an
     earlier version of headrace recorded the concrete index only.
     """
-    if PLACES in counts or not output.names.is_plain:
-        return list(counts.get(PLACES, ()))
+    if PLACES in counts:
+        return list(counts[PLACES])
     recorded = counts.get(PLACE)
+    if recorded is None and not output.names.is_plain:
+        return []
     return [recorded if recorded is not None else {**place_of(output, None), "index": counts.get("index")}]
 
 

@@ -199,6 +199,8 @@ def _times(column: Any, placeholder: Placeholder, zone: ZoneInfo, problems: dict
             f"The column of {placeholder} of the index is of type {column.type}, which is no time.",
             remedy=f"Make a time of it in the transform, or write {{{placeholder.column}}} for a text.",
         )
+    if placeholder.column == columns.TIMESTAMP:
+        column = _without_unknown(column, problems)
     local = zone if column.type.tz is not None else None
     # Few minutes differ, so few are formatted one by one.
     numbers = pc.fill_null(pc.cast(column, pa.int64()), 0).to_numpy(zero_copy_only=False)
@@ -210,6 +212,14 @@ def _times(column: Any, placeholder: Placeholder, zone: ZoneInfo, problems: dict
     for row in pc.indices_nonzero(pc.and_(pc.is_null(found), pc.is_valid(column))).to_pylist():
         problems[row] = "a time outside the years 1 to 9999"
     return pc.if_else(pc.is_valid(column), found, None)
+
+
+def _without_unknown(times: Any, problems: dict[int, str]) -> Any:
+    """The times of records, null where it is -1 ms: Kafka's sign for a record without a time."""
+    in_ms = pc.cast(pc.cast(times, pa.timestamp("ms", times.type.tz), safe=False), pa.int64())
+    unknown = pc.fill_null(pc.equal(in_ms, -1), False)
+    problems |= dict.fromkeys(pc.indices_nonzero(unknown).to_pylist(), "not known to Kafka")
+    return pc.if_else(unknown, None, times)
 
 
 def _time_text(minutes: int, time_format: str, zone: ZoneInfo | None) -> str | None:

@@ -93,6 +93,14 @@ def test_a_time_beyond_the_calendar_is_a_dead_letter() -> None:
     assert found == ["[missing_index: {at:%Y} is a time outside the years 1 to 9999]"] * 2 + ["1970"]
 
 
+def test_a_record_without_a_time_is_a_dead_letter() -> None:
+    """Kafka says -1 for it, which is no day of 1969."""
+    rows = one("timestamp", -1, 0, kind=pa.int64()).column(0).cast(pa.timestamp("ms", "UTC"))
+    for unit in ("ms", "us", "ns"):
+        found = names_of(pa.record_batch({"timestamp": rows.cast(pa.timestamp(unit, "UTC"))}), "{timestamp:%Y}")
+        assert found == ["[missing_index: {timestamp:%Y} is not known to Kafka]", "1970"]
+
+
 def test_the_last_header_of_the_name_is_filled_in() -> None:
     headers = [
         [{"key": "tenant", "value": b"a"}, {"key": "x", "value": b"b"}, {"key": "tenant", "value": b"c"}],

@@ -30,6 +30,9 @@ def words(lines):
 def shops(records):
     return records.select("value.shop", "value.n", "topic", "partition", "offset")
 
+def with_headers(records):
+    return records.select("value.n", "topic", "partition", "offset", "headers", "timestamp")
+
 def shops_corrected(records):
     named = F.expr("IF(COALESCE(shop, '') = '', 'no', LOWER(shop))")
     return shops(records).withColumn("shop", named)

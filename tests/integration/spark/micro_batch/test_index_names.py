@@ -19,7 +19,7 @@ from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.elasticsearch.errors import TargetChangedError, TooManyIndicesError, UnsuitableTargetError
 from headrace.elasticsearch.target import ConcreteIndex
 from headrace.lineage import index_datasets
-from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, Stream
+from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, Stream
 from headrace.stream.stream import replayed
 from headrace.stream_context import StreamContext
 from headrace.views.dead_letters import DeadLettersOf
@@ -222,12 +222,52 @@ def test_each_topic_has_its_index_by_a_mapping(
 
 
 def test_a_header_names_the_index(spark: SparkSession, family: Family, make_batch_ledger: Make, days: Days) -> None:
-    """With a transform that keeps the headers, and without one; its bytes are no text here."""
+    """Its bytes are no text here."""
     batch = make_batch_ledger(outputs=family.output("-{header.trace}", dead_letter_limit={"share": 1}))
     batch.add(days(0))
     result, _ = run(spark, batch)
     assert result.outputs["elasticsearch"]["dead_letter_reasons"] == {"missing_index": 1}
     assert family.letters()[0]["reason"]["text"] == "{header.trace} is not UTF-8"
+
+
+def test_a_transform_that_keeps_headers_and_time_can_name_by_them(
+    spark: SparkSession, family: Family, make_batch_ledger: Make, days: Days, transforms: Any
+) -> None:
+    """Spark gives the last header of the name, and times in the zone of its session."""
+    source = KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", value_decoder=JsonDecoder(fields="n INT"))
+    output = family.output("-{header.tenant}-{timestamp:%d.%H}", dead_letter_limit={"share": 1})
+    batch = make_batch_ledger(inputs=source, outputs=output, **transforms("with_headers"))
+    tenants = [[("tenant", b"x"), ("tenant", b"a")], [("tenant", b"b")], [("other", b"c")]]
+    headers = [[{"key": key, "value": value} for key, value in each] for each in tenants]
+    records = days(0, 1, 0)
+    column = records.schema.get_field_index("headers")
+    records = records.set_column(
+        column, records.schema.field(column), pa.array(headers, records.schema.field(column).type)
+    )
+    batch.add(records)
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        run(spark, batch)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(before))
+    assert family.documents() == {"-a-23.23": ["clicks+0+0"], "-b-24.23": ["clicks+0+1"]}
+    assert [letter["reason"]["text"] for letter in family.letters()] == ["{header.tenant} is null or empty"]
+
+
+def test_deletions_find_the_index_of_their_topic(
+    spark: SparkSession, family: Family, make_batch_ledger: Make, make_records: Records
+) -> None:
+    """The tombstone has the key of the document, and its topic; no tombstone is in the index of another topic."""
+    batch = make_batch_ledger(outputs=family.output("-{topic}", document_ids=KeyIds()))
+    batch.add(make_records([b"{}", b"{}"]))
+    run(spark, batch)
+    assert family.documents() == {"-clicks": ["key-0", "key-1"]}
+    deleted = make_records([None], first_offset=2)
+    batch.add(deleted.set_column(0, deleted.schema.field(0), pa.array([b"key-1"], pa.binary())))
+    result, _ = run(spark, batch)
+    assert result.outputs["elasticsearch"]["deleted"] == 1
+    assert family.documents() == {"-clicks": ["key-0"]}
 
 
 def test_a_replay_writes_another_family(
