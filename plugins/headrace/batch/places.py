@@ -6,17 +6,19 @@ leaves an event. Whichever is newer counts. A place is known by its server and n
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import HeadraceError
 from headrace.ledger.batches.results import LAST_MS
 from headrace.ledger.states import EventKind
 
 if TYPE_CHECKING:
     from headrace.elasticsearch.target import ConcreteIndex
     from headrace.ledger import Ledger
-    from headrace.ledger.batches.tables import BatchOutputRow
+    from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchOutputRow
     from headrace.stream import ElasticsearchOutput
 
 PLACE = "place"
@@ -120,6 +122,44 @@ def _newest_place(  # noqa: PLR0917
         if event.at_ms >= since_ms and event.payload.get("target") == target and is_place(accepted):
             return accepted
     return None if newest is None else next(filter(is_place, _recorded_places(newest)))
+
+
+def left_behind(ledger: Ledger, output: ElasticsearchOutput, claim: Attempt, names: Collection[str]) -> list[str]:
+    """Indices where earlier attempts at the batch wrote documents, or may have, that are none of ``names``: what is
+    there is not found again. Of attempts whose results are not known, the text of the definition's index.
+
+    An output that has one index, before and now, is left out.
+    """
+    left: set[str] = set()
+    at = claim.batch_time_ms
+    written = ledger.attempts.newest_with(
+        claim.stream, [f'"{PLACES}"'], _ROWS_ANY, target=claim.target, from_ms=at, until_ms=at
+    )
+    for result in written:
+        if result.output_id == output.step:
+            left |= {str(place["name"]) for place in result.counts[PLACES]}
+    known = {result.attempt for result in written}
+    for row in ledger.attempts.of_batch(claim.stream, at):
+        if row.target != claim.target or row.number in known | {claim.number} or output.step not in row.outputs:
+            continue
+        before = _output_of(ledger, row, output.step)
+        if before is not None and not (before.names.is_plain and output.names.is_plain):
+            left |= {before.index_text} - {output.index_text}
+    return sorted(left - set(names))
+
+
+def _output_of(ledger: Ledger, row: AttemptRow, step: str) -> ElasticsearchOutput | None:
+    """The output by the definition with which the attempt ran, as far as it can be read."""
+    # Only a batch that runs again under other names needs it.
+    from headrace.stream import Stream
+
+    with contextlib.suppress(HeadraceError):
+        definition = row.definition
+        if definition is None and row.revision is not None:
+            definition = ledger.streams.at_revision(row.stream, row.revision).definition
+        stream = None if definition is None else Stream.from_json(definition)
+        return next((each for each in stream.elasticsearch_outputs if each.step == step), None) if stream else None
+    return None
 
 
 def accept(ledger: Ledger, stream_name: str, place: Mapping[str, Any], *, by: str, target: str = "") -> None:

@@ -118,6 +118,8 @@ class ElasticsearchOutputWriter:
         former = [replace(options, target=options.target.of_output(step)) for step in batch.former_steps]
         total.letters_withdrawn = sum(map(withdraw_letters, [options, *former]))
         self._check_limit(total, batch.stream.name)
+        if batch.written_before:
+            self._warn_of_other_indices(batch, report)
         # An alias may point to another index later.
         index = report.target.concrete
         truncated_below = max(total.truncated_below, options.truncated_below)
@@ -133,6 +135,15 @@ class ElasticsearchOutputWriter:
             written_to[PLACES] = [place_of(self._output.at(each.name), each.concrete) for each in report.targets]
         total.letters_index, total.truncated_below = "", 0
         return {**total.to_dict(), **written_to}
+
+    def _warn_of_other_indices(self, batch: WrittenBatch, report: IndexingReport) -> None:
+        names = [target.name for target in report.targets] or [self._output.index_text]
+        if left := batch.left_behind(self._output, names):
+            shown = ", ".join(left[:EXAMPLES]) + (", …" if len(left) > EXAMPLES else "")
+            batch.progress(
+                f"{WARNING}output {self._output.id}: earlier attempts at the batch wrote to {shown}, or may have, and "
+                "its rows belong elsewhere now. What they wrote there stays: delete it, unless it is wanted twice."
+            )
 
     def _check_versions(self, counts: IndexingCounts, batch: WrittenBatch, options: IndexingOptions) -> None:
         """Raise ForeignVersionsError if documents stay as they are because their versions count something else."""

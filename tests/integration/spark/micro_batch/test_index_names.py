@@ -142,9 +142,10 @@ def test_a_week_is_found_over_a_changed_definition(
     spark: SparkSession, family: Family, make_batch_ledger: Make, days: Days
 ) -> None:
     batch = make_batch_ledger(outputs=family.output("-{timestamp:%Y.%m.%d}"))
+    times = []
     for day in range(3):
         batch.add(days(day, first_offset=day))
-        run(spark, batch)
+        times.append(run(spark, batch)[0].batch_time_ms)
     monthly = changed(batch, index=f"{family.prefix}-{{timestamp:%Y-%m}}")
     for day in range(3, 7):
         batch.add(days(day, first_offset=day))
@@ -156,6 +157,13 @@ def test_a_week_is_found_over_a_changed_definition(
     for day in range(7):
         index = f"-2026.11.{23 + day}" if day < 3 else "-2026-11"
         assert traced(batch, monthly, day) == [("document", f"{family.prefix}{index}")]
+    # A day again, under the later definition: its first documents are named, and stay.
+    lines: list[str] = []
+    again = batch.run(spark, batch.begin(times[0], force=True), stream=monthly, report=lines.append)
+    assert again.outputs["elasticsearch"]["created"] == 1
+    (warning,) = [line for line in lines if "What they wrote there stays" in line]
+    assert f"wrote to {family.prefix}-2026.11.23, or may have" in warning
+    assert traced(batch, monthly, 0) == [("document", f"{family.prefix}-2026-11")]
 
 
 def test_too_many_indices_leave_nothing_behind(
@@ -230,7 +238,7 @@ def test_a_header_names_the_index(spark: SparkSession, family: Family, make_batc
     assert family.letters()[0]["reason"]["text"] == "{header.trace} is not UTF-8"
 
 
-def test_a_transform_that_keeps_headers_and_time_can_name_by_them(
+def test_a_transform_that_keeps_headers_can_name_by_them(
     spark: SparkSession, family: Family, make_batch_ledger: Make, days: Days, transforms: Any
 ) -> None:
     """Spark gives the last header of the name, and times in the zone of its session."""
