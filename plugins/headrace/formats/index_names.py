@@ -224,6 +224,8 @@ def _placeholder(found: re.Match[str]) -> Placeholder:
         placeholder = (
             Placeholder("headers", name.removeprefix(_HEADER)) if name.startswith(_HEADER) else Placeholder(name)
         )
+        if name == "headers":
+            raise ValueError(f"has {found[0]}; write {{header.NAME}} for the value of one header")
         if name == "timestamp":
             raise ValueError(f"has {found[0]} without a format; write for example {_DAY}")
         return placeholder

@@ -47,6 +47,7 @@ def test_a_mapping_has_a_name_for_each_topic() -> None:
         ("logs-{topic}-{{ ds }}", r"write \{timestamp:%Y.%m.%d\}"),
         ("cost${topic}", "write {topic}"),
         ("logs-{}", "write {topic}"),
+        ("{headers}", "write {header.NAME} for the value"),
         ("{timestamp}", r"without a format; write for example \{timestamp:%Y.%m.%d\}"),
         ("{timestamp:%b}", "a format of %Y, %m, %d"),
         ("{timestamp:%y}", "a format of %Y, %m, %d"),
