@@ -27,7 +27,7 @@ ILLEGAL_INDEX = "illegal_index"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE = {"s": 60, "ms": 60_000, "us": 60_000_000, "ns": 60_000_000_000}
-_NAMES_SHOWN = 200
+_CHARACTERS_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _not_rejected(batch: pa.RecordBatch) -> Any:
 
 
 def _problem(name: str, names: IndexNames, options: IndexingOptions) -> str | None:
-    shown = repr(name if len(name) <= _NAMES_SHOWN else f"{name[:_NAMES_SHOWN]}…")
+    shown = repr(name if len(name) <= _CHARACTERS_SHOWN else f"{name[:_CHARACTERS_SHOWN]}…")
     if (why := illegal_name(name)) is not None:
         return f"{shown} is no name for an index: {why}"
     if name in options.letters_names:
