@@ -155,10 +155,14 @@ def datasets_of(output: Output, counts: Mapping[str, Any]) -> dict[Dataset, int]
 
 
 def index_datasets(output: ElasticsearchOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
-    """The index, and the one of the dead letters if there were any."""
+    """The index, or those of the rows, and the one of the dead letters if there were any."""
     from headrace.batch.places import written_places
 
-    rows = {index_name(output, str(place["name"])): _written(counts) for place in written_places(output, counts)}
+    by_index = counts.get("by_index")
+    rows = {
+        index_name(output, str(place["name"])): _written(counts) if by_index is None else by_index.get(place["name"], 0)
+        for place in written_places(output, counts)
+    }
     letters = int(counts.get("dead_lettered") or 0)
     return {**rows, index_name(output, output.dead_letters): letters} if letters else rows
 

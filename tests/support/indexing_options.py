@@ -14,7 +14,7 @@ _OWNER = ("stream_name", "output_id", "replay")
 
 def indexing_options(
     *,
-    index: str = "clicks",
+    index: Any = "clicks",
     document_id: str = "record",
     id_columns: list[str] | tuple[str, ...] = (),
     id_batch_time: bool = False,
@@ -33,11 +33,16 @@ def indexing_options(
     elif document_id == "columns":
         ids = ColumnIds(columns=tuple(id_columns), with_batch_time=id_batch_time)
     output = ElasticsearchOutput(
-        hosts="http://127.0.0.1:9200", index=index, document_ids=ids, write_method=write_method, tombstones=tombstones
+        hosts="http://127.0.0.1:9200",
+        index=index,
+        index_zone=fields.pop("index_zone", "UTC"),
+        document_ids=ids,
+        write_method=write_method,
+        tombstones=tombstones,
     )
     target = Target(
-        name=index,
-        dead_letter_index=fields.pop("dead_letter_index", f"{index}-dead-letters"),
+        name=output.index_text,
+        dead_letter_index=fields.pop("dead_letter_index", output.dead_letters),
         owner=Owner(**{name: fields.pop(name) for name in _OWNER if name in fields}),
         known=tuple(ConcreteIndex(*each) for each in fields.pop("known_indices", ())),
         known_letters_index=fields.pop("known_letters_index", None),

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 # The time limit of each query: a person waits for the answer.
 _SECONDS = 5.0
+# In place of what records fill in, in the name of an index.
+_SOME_PART = "0"
 
 
 class ConditionIgnoredError(HeadraceError):
@@ -177,19 +179,20 @@ def _schema_checked(stream: Stream, source: Input, field: str) -> Checked:
 def check_shared_indices(stream: Stream) -> Iterator[Checked]:
     """Yield each output whose index another output writes too, by an alias or another connection, with the same ids."""
     indices: list[tuple[ElasticsearchOutput, ConcreteIndex]] = []
-    outputs = stream.elasticsearch_outputs
+    # Of outputs whose records have an index each, the definitions are compared.
+    outputs = [output for output in stream.elasticsearch_outputs if output.names.is_plain]
     for output in outputs if len(outputs) > 1 else []:
         index = None
         # What is wrong with an output's index is reported for the output.
         with contextlib.suppress(HeadraceError), _administration(Cluster.of(output)) as administration:
-            index = administration.concrete_index(output.index)
+            index = administration.concrete_index(output.index_text)
         if index is None or index.uuid is None:
             continue
         for other, its_index in indices:
             if its_index.uuid == index.uuid and other.shares_ids(output):
                 yield Checked(
                     f"output {output.id}",
-                    f"index {output.index}",
+                    f"index {output.index_text}",
                     f"Output {other.id} writes into the same index, {index.name!r}. Their documents have the same ids, "
                     "so one output overwrites those of the other.",
                     "Give each output an index of its own.",
@@ -286,22 +289,25 @@ def check_columns(stream: Stream, made: Mapping[str, str | HeadraceError]) -> It
     for output in stream.elasticsearch_outputs:
         by_transform = made.get(output.id)
         if isinstance(by_transform, HeadraceError) and not isinstance(by_transform, FieldsUnknownError):
-            yield CheckedColumns(output.id, output.index, failing=str(by_transform))
+            yield CheckedColumns(output.id, output.index_text, failing=str(by_transform))
             continue
-        try:
-            of = DocumentColumns.of(stream, output, by_transform)
-            with _administration(Cluster.of(output)) as administration:
-                administration.concrete_index(output.index)
-                index = administration.index_mapping(output.index)
-        except HeadraceError as error:
-            yield CheckedColumns(output.id, output.index, unknown=str(error))
-            continue
-        mapped = MappedDocuments(document_fields(of.columns), index, as_recorded=of.as_recorded)
-        yield CheckedColumns(
-            *(output.id, index.name, index.exists, of.as_recorded),
-            fields=tuple(mapped.fields),
-            conflicts=tuple(mapped.conflicts),
-        )
+        for pattern in output.names.patterns:
+            try:
+                of = DocumentColumns.of(stream, output, by_transform)
+                with _administration(Cluster.of(output)) as administration:
+                    if output.names.is_plain:
+                        administration.concrete_index(pattern)
+                    # Of indices that records name, what a new one gets.
+                    index = administration.index_mapping(pattern.replace("*", _SOME_PART))
+            except HeadraceError as error:
+                yield CheckedColumns(output.id, pattern, unknown=str(error))
+                continue
+            mapped = MappedDocuments(document_fields(of.columns), index, as_recorded=of.as_recorded)
+            yield CheckedColumns(
+                *(output.id, index.name if output.names.is_plain else pattern, index.exists, of.as_recorded),
+                fields=tuple(mapped.fields),
+                conflicts=tuple(mapped.conflicts),
+            )
 
 
 def _checked(name: str, where: str, check: Callable[[], object]) -> Checked:
@@ -390,7 +396,7 @@ def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
     with _administration(cluster) as administration:
         checked = _checked(name, nodes, lambda: administration.check_writable(output))
         server = "" if administration.server is None else f" ({administration.server})"
-    yield replace(checked, where=f"{nodes}{server}, index {output.index}")
+    yield replace(checked, where=f"{nodes}{server}, index {output.index_text}")
 
 
 def _administration(cluster: Cluster) -> Administration:

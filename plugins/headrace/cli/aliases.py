@@ -55,6 +55,12 @@ def swap(
 
     with opened(ledger) as opened_ledger:
         declared = elasticsearch_output(registered(opened_ledger, name), output)
+        if not declared.names.is_plain:
+            raise AliasSwapRefusedError(
+                f"The records of output {output!r} of {name!r} have an index each ({declared.index_text}), so no alias "
+                "holds all of them.",
+                remedy="Let the output name the indices of the replay, and run the batches since then again.",
+            )
         until_ms = _NO_END_MS if until is None else milliseconds(until, "--until")
         first_ms = _first_ms(opened_ledger, name, replay)
         missing, _ = _lacking(opened_ledger, name, declared.step, replay, to)
@@ -68,8 +74,8 @@ def swap(
         with Administration.of(
             Cluster.of(declared), timeout_seconds=declared.request_timeout_seconds, max_retry_seconds=0
         ) as administration:
-            old = administration.move_alias(declared.index, to)
-            index = administration.concrete_index(declared.index)
+            old = administration.move_alias(declared.index_text, to)
+            index = administration.concrete_index(declared.index_text)
         if index is not None:
             place = place_of(declared, index)
             accept(opened_ledger, name, place, by="headrace aliases swap")
@@ -83,9 +89,9 @@ def swap(
         "run_again": sorted({time_ms for time_ms in [*missing, *running] if time_ms >= first_ms}),
     }
     if as_json:
-        print_json({"alias": declared.index, "old_index": old, "new_index": to, **batches})
+        print_json({"alias": declared.index_text, "old_index": old, "new_index": to, **batches})
         return
-    echo(f"{declared.index} points to {to}" + (" already." if old == to else f"; it pointed to {old}."))
+    echo(f"{declared.index_text} points to {to}" + (" already." if old == to else f"; it pointed to {old}."))
     for kind, explanation in (
         ("not_replayed", f"are older than the replay, so their documents are not in {to}"),
         ("abandoned", f"were abandoned after they were written, so their documents are not in {to}"),
@@ -95,7 +101,11 @@ def swap(
             echo(f"{len(batches[kind])} batch(es) {explanation}: {_times(batches[kind])}.")
 
 
-@examples("aliases accept orders elasticsearch", "aliases accept orders elasticsearch --create")
+@examples(
+    "aliases accept orders elasticsearch",
+    "aliases accept orders elasticsearch --create",
+    "aliases accept orders elasticsearch --index orders-2026.11.30",
+)
 def accept_index(
     name: StreamName,
     output: Annotated[str, typer.Argument(help="The id of the stream's Elasticsearch output.")],
@@ -107,6 +117,9 @@ def accept_index(
     replay: Annotated[
         str, typer.Option(help="The name of a replay, whose index it is; by default the stream's own.", metavar="NAME")
     ] = "",
+    index: Annotated[
+        str | None, typer.Option(help="Which index, where each record has its own.", metavar="NAME")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Let an output write to the index that its name stands for now, though its earlier batches are in another one.
@@ -126,26 +139,34 @@ def accept_index(
         declared = elasticsearch_output(
             stream, {step: id_ for id_, step in stream.step_of_id.items()}.get(output, output)
         )
+        if index is not None and declared.names.may_be(index):
+            declared = declared.at(index)
+        elif index is not None or not declared.names.is_plain:
+            raise IndexNotAcceptedError(
+                f"The index of output {declared.id!r} is {declared.index_text}"
+                + (", so each record has its own." if index is None else f", and {index!r} is none of a record."),
+                remedy="Name one of its indices with --index.",
+            )
         with Administration.of(
             Cluster.of(declared), timeout_seconds=declared.request_timeout_seconds, max_retry_seconds=0
         ) as administration:
-            index = administration.concrete_index(declared.index)
-        if (index is None) != create:
+            concrete = administration.concrete_index(declared.index_text)
+        if (concrete is None) != create:
             raise IndexNotAcceptedError(
-                f"There is no index or alias {declared.index!r}."
-                if index is None
-                else f"{declared.index!r} exists, so that no batch is to create it.",
+                f"There is no index or alias {declared.index_text!r}."
+                if concrete is None
+                else f"{declared.index_text!r} exists, so that no batch is to create it.",
                 remedy="Create it, or give --create, and the next batch creates an index of this name."
-                if index is None
+                if concrete is None
                 else "Leave out --create to accept it.",
             )
-        place = place_of(declared, index)
+        place = place_of(declared, concrete)
         accept(opened_ledger, name, place, by="headrace aliases accept", target=replay)
     if as_json:
         print_json(place)
     else:
-        there = "which the next batch creates" if index is None else f"which is {index.name} now"
-        echo(f"Output {declared.id} of {name} writes to {declared.index}, {there}.")
+        there = "which the next batch creates" if concrete is None else f"which is {concrete.name} now"
+        echo(f"Output {declared.id} of {name} writes to {declared.index_text}, {there}.")
 
 
 def _replayed(ledger: Ledger, stream: Stream, replay: str) -> Stream:

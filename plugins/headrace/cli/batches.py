@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from headrace.batch.places import PLACE, READERS
+from headrace.batch.places import PLACE, PLACES, READERS
 from headrace.cli.options import AIRFLOW_VARIABLE, AsJson, LedgerUrl, StreamName, examples, milliseconds, opened
 from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import echo, print_json, print_table, seconds_text
@@ -209,6 +209,7 @@ def _report_waiting(waiting: list[UnclaimedTime], who: str, ahead_of_ms: int) ->
 
 # The key under which an Elasticsearch output records its concrete index, beside the counts.
 _INDEX = "index"
+_INDICES_SHOWN = 5
 
 
 def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json: bool) -> None:
@@ -257,7 +258,7 @@ def _print_batch(batch: BatchDetail) -> None:
                 output.state,
                 output.attempt,
                 output.revision,
-                output.counts.get(_INDEX),
+                _written_to(output.counts),
                 _counts(output.counts),
                 output.code_version,
                 output.error,
@@ -360,12 +361,20 @@ def _attempt(attempt: Attempt) -> tuple[object, ...]:
     )
 
 
+def _written_to(counts: dict[str, Any]) -> str | None:
+    names = [str(place["index"] or place["name"]) for place in counts.get(PLACES, ())]
+    if not names:
+        return counts.get(_INDEX)
+    more = len(names) - _INDICES_SHOWN
+    return ", ".join(names[:_INDICES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 def _counts(counts: dict[str, Any]) -> str:
     return (
         ", ".join(
             f"{name} {f'{value:.1f}' if isinstance(value, float) else value}"
             for name, value in counts.items()
-            if name not in (_INDEX, PLACE, READERS) and value not in (0, {}, None)
+            if name not in (_INDEX, PLACE, PLACES, READERS) and value not in (0, {}, None)
         )
         or "nothing"
     )

@@ -191,7 +191,7 @@ def _outputs(
         outputs = chosen(stream)
         if index is not None:
             outputs = [
-                output if output.index == index else output_of_index(opened_ledger, stream, output, index)
+                output if output.names.may_be(index) else output_of_index(opened_ledger, stream, output, index)
                 for output in outputs
             ]
         return stream, outputs

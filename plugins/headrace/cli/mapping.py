@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,8 +24,9 @@ from headrace.cli.output import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from headrace.checks.connecting import CheckedColumns
+    from headrace.elasticsearch.document_mapping import MappingBody
     from headrace.errors import HeadraceError
-    from headrace.stream import Stream
+    from headrace.stream import ElasticsearchOutput, Stream
 
 
 @examples(
@@ -86,29 +88,54 @@ def mapping(
     known = DocumentColumns.of(stream, declared, made)
     fields = document_fields(known.columns)
     check_names(declared.id, fields)
-    body = kind.body(declared.index, index_body(fields, as_recorded=known.as_recorded))
-    path = kind.path(declared.index)
-    shown = {"output": declared.id, "index": declared.index, "path": path, "body": body}
+    names = declared.names
+    called = _name_of(declared, kind)
+    body = kind.body(names.patterns, index_body(fields, as_recorded=known.as_recorded))
+    shown = {"output": declared.id, "index": names.text, "path": kind.path(called), "body": body}
     if not apply:
         print_json(shown, without_times=("body",)) if as_json else typer.echo(json.dumps(body, indent=2))
         return
     with Administration.of(
         Cluster.of(declared), timeout_seconds=declared.request_timeout_seconds, max_retry_seconds=0
     ) as administration:
-        lacks = administration.create(kind, declared.index, body)
-    called = "index" if kind is MappingBody.MAPPING else kind.value.replace("-", " ")
+        lacks = administration.create(kind, called, body)
+    made_of = "index" if kind is MappingBody.MAPPING else kind.value.replace("-", " ")
     if as_json:
         print_json({**shown, "created": lacks is None, "lacks": lacks or []}, without_times=("body",))
     elif lacks is None:
-        echo(f"Created the {called} {declared.index}.")
+        echo(f"Created the {made_of} {called}.")
     elif lacks:
-        echo(f"The {called} {declared.index} exists, and nothing is changed. It differs:")
+        echo(f"The {made_of} {called} exists, and nothing is changed. It differs:")
         for each in lacks:
             echo(f"  {each}")
     else:
-        echo(f"The {called} {declared.index} exists and has all of it; nothing is changed.")
+        echo(f"The {made_of} {called} exists and has all of it; nothing is changed.")
     if lacks:
         raise typer.Exit(1)
+
+
+def _name_of(output: ElasticsearchOutput, kind: MappingBody) -> str:
+    """The name of the index or template. Raises MappingError if this kind cannot be for the output's indices."""
+    from headrace.elasticsearch.document_mapping import MappingBody
+    from headrace.elasticsearch.errors import MappingError
+
+    names = output.names
+    if names.is_plain:
+        return names.text
+    if kind is MappingBody.MAPPING:
+        raise MappingError(
+            f"Output {output.id} has an index for each record, {names.text}, so there is no one index to create.",
+            remedy="Make a template for all of them, with --as index-template or --as component-template.",
+        )
+    met = [pattern for pattern in names.patterns if fnmatchcase(output.dead_letters, pattern)]
+    if kind is MappingBody.INDEX_TEMPLATE and met:
+        raise MappingError(
+            f"A template for {met[0]} would also be for the dead letters of output {output.id}, in "
+            f"{output.dead_letters}, whose mapping is another.",
+            remedy="Give the output a dead_letter_index of another form; or make a component template, and name it in "
+            "an index template of your own.",
+        )
+    return names.common or output.step
 
 
 def columns_by_spark(stream: Stream, output_id: str | None = None) -> dict[str, str | HeadraceError]:

@@ -136,9 +136,10 @@ def _report_output_preview(output: OutputPreview) -> None:
         )
     if output.documents is not None:
         print_table(
-            ("document id", "version", "document", "dead letter because"),
+            ("index", "document id", "version", "document", "dead letter because"),
             [
                 (
+                    document.index,
                     document.id,
                     None if document.version is None else str(document.version),
                     "deleted" if document.document is None and document.rejected is None else document.document,
@@ -254,9 +255,9 @@ def _report_output_diff(output: OutputDiff) -> None:
     if output.examples:
         echo("Examples:")
         print_table(
-            ("document id", "fields", "before", "after"),
+            ("index", "document id", "fields", "before", "after"),
             [
-                (example.id, ", ".join(example.fields) or None, example.before, example.after)
+                (example.index, example.id, ", ".join(example.fields) or None, example.before, example.after)
                 for example in output.examples
             ],
         )

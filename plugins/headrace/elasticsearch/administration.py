@@ -245,10 +245,17 @@ class Administration:
         return None
 
     def check_writable(self, output: ElasticsearchOutput) -> None:
-        """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices."""
-        index = output.index
+        """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices.
+
+        Where records have an index each, only the privileges are asked for: a batch asks about its indices.
+        """
+        letters = self.concrete_index(output.dead_letters)
+        if not output.names.is_plain:
+            self._check_privileges(output)
+            return
+        index = output.index_text
         purpose = f"Asking about index {index!r}"
-        own, letters = self.concrete_index(index), self.concrete_index(output.dead_letters)
+        own = self.concrete_index(index)
         if own is not None and letters is not None and own.name == letters.name:
             raise UnsuitableTargetError(
                 f"{index!r} and {output.dead_letters!r} are names of one index, {own.name!r}: the output's dead "
@@ -318,14 +325,14 @@ class Administration:
             of_documents.append("delete")
         if output.refresh or output.truncates == "apply":
             of_documents.append("maintenance")
-        asked = [
-            {"names": [output.index], "privileges": of_documents},
-            {"names": [output.dead_letters], "privileges": list(_LETTER_PRIVILEGES)},
-        ]
+        asked = [{"names": [output.dead_letters], "privileges": list(_LETTER_PRIVILEGES)}]
+        # Of names that begin with a placeholder, nobody has the privileges but a superuser.
+        if patterns := [pattern for pattern in output.names.patterns if not pattern.startswith("*")]:
+            asked.insert(0, {"names": patterns, "privileges": of_documents})
         try:
-            purpose = f"Asking for the privileges on index {output.index!r}"
+            purpose = f"Asking for the privileges on index {output.index_text!r}"
             body = json.dumps({"index": asked}).encode()
-            answer = self.ask(purpose, output.index, "POST", "/_security/user/_has_privileges", body)
+            answer = self.ask(purpose, output.index_text, "POST", "/_security/user/_has_privileges", body)
         except ElasticsearchRefusedError:
             # A cluster without security does not have this API.
             return

@@ -31,7 +31,7 @@ from headrace.elasticsearch.options import (
     VersionSource,
     WriteMethod,
 )
-from headrace.elasticsearch.target import Target
+from headrace.elasticsearch.target import RowTargets, Target
 from headrace.elasticsearch.verdicts import Reason
 from headrace.formats.change_events import DELETED, ROW_OPERATIONS, TRUNCATED
 
@@ -50,11 +50,11 @@ class PreparedRows:
     """
 
     def __init__(
-        self, source: pa.RecordBatch, rows: Any, ids: Any, versions: Any | None, lines: Any, *, target: Target
+        self, source: pa.RecordBatch, rows: Any, ids: Any, versions: Any | None, lines: Any, *, targets: RowTargets
     ) -> None:
-        """``rows`` maps a line's number to its row number in ``source``; ``target`` is that of all lines."""
+        """``rows`` maps a line's number to its row number in ``source``; ``targets`` are those of the lines."""
         self.source = source
-        self._target = target
+        self._targets = targets
         self._rows = rows
         self._ids = ids
         self._versions = versions
@@ -69,9 +69,9 @@ class PreparedRows:
         """The number of the row in ``source`` from which this line was made."""
         return int(self._rows[line])
 
-    def target(self, line: int) -> Target:  # noqa: ARG002 - an output has one index
+    def target(self, line: int) -> Target:
         """Where this line's document goes."""
-        return self._target
+        return self._targets.of(line)
 
     def deletes(self, line: int) -> bool:
         """Whether this line deletes the document."""
@@ -140,17 +140,20 @@ class PreparedRows:
         return b"".join(self._view[self.offsets[line] : self.offsets[line + 1]] for line in lines.tolist())
 
     def requests(self, options: IndexingOptions) -> Iterator[Any]:
-        """Yield the line numbers of each request: at most ``bulk_actions`` lines and ``bulk_bytes`` bytes.
+        """Yield the line numbers of each request: of one target, at most ``bulk_actions`` lines and ``bulk_bytes``
+        bytes.
 
         A single line that is larger than ``bulk_bytes`` is a request of its own.
         """
-        first = 0
-        while first < len(self):
-            limit = self.offsets[first] + options.bulk_bytes
-            fitting = int(np.searchsorted(self.offsets, limit, side="right")) - 1
-            last = max(min(fitting, first + options.bulk_actions, len(self)), first + 1)
-            yield np.arange(first, last)
-            first = last
+        sizes = np.diff(self.offsets)
+        for group in self._targets.groups(len(self)):
+            ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes[group])))
+            first = 0
+            while first < len(group):
+                fitting = int(np.searchsorted(ends, ends[first] + options.bulk_bytes, side="right")) - 1
+                last = max(min(fitting, first + options.bulk_actions, len(group)), first + 1)
+                yield group[first:last]
+                first = last
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +322,7 @@ def _lines(
     if tombstones is not None:
         deleted = _joined(_opening("delete"), quoted, *_closing(versions, options))
         written = pc.if_else(tombstones, deleted, written)
-    return PreparedRows(batch, kept, ids, versions, written, target=identities.target)
+    return PreparedRows(batch, kept, ids, versions, written, targets=identities.targets.taken(kept))
 
 
 def _escaped(ids: Any) -> Any:

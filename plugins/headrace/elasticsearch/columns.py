@@ -18,8 +18,8 @@ rejected_...   string                      ``rejected_because``: a row with a re
 =============  ==========================  ============================================================================
 
 Exactly one of ``value`` and ``document`` must be present. ``id_0``, ``id_1``, … are the columns of column ids, or those
-that distinguish the rows of one record; ``version`` is the version that ``version_from`` names. Other columns are
-ignored.
+that distinguish the rows of one record; ``version`` is the version that ``version_from`` names; ``index_0``, … are
+those of which the name of the index is made. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ COORDINATES = (TOPIC, PARTITION, OFFSET)
 def id_column(number: int) -> str:
     """The name of a prepared column of an id, numbered from 0."""
     return f"id_{number}"
+
+
+def index_column(number: int) -> str:
+    """The name of a prepared column of an index's name, numbered from 0 (`IndexNames.placeholders`)."""
+    return f"index_{number}"
 
 
 def columns_of_ids(kind: str, id_columns: Iterable[str], version_column: str | None) -> tuple[str, ...]:

@@ -63,6 +63,8 @@ class IndexingCounts:
     """The highest version of these: documents of older ones are deleted. The ledger does not get it."""
     truncated: int = 0
     """Documents that truncates have deleted. They are no rows."""
+    by_index: Counter[str] = field(default_factory=Counter)
+    """Documents that this run put into each index, where every row has an index of its own."""
     dropped: int = 0
     """Dropped by an ingest pipeline of Elasticsearch, which answers with success."""
     requests: int = 0
@@ -101,8 +103,8 @@ class IndexingCounts:
 
     def add(self, other: IndexingCounts) -> None:
         for count in fields(self):
-            if count.name == "dead_letter_reasons":
-                self.dead_letter_reasons.update(other.dead_letter_reasons)
+            if count.name in ("dead_letter_reasons", "by_index"):
+                getattr(self, count.name).update(getattr(other, count.name))
             elif count.name == "foreign_ids":
                 self.foreign_ids = [*self.foreign_ids, *other.foreign_ids][:EXAMPLES]
             elif count.name == "held":
@@ -133,9 +135,10 @@ class IndexingCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids``, ``held``,
-        ``letters_index``, ``dead_letter_example``, those of change events, and those of throttling if there are
-        none."""
+        ``letters_index``, ``dead_letter_example``, ``by_index``, those of change events, and those of throttling if
+        there are none."""
         counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
+        counts["by_index"] = dict(self.by_index)
         if not self.dead_letter_example:
             del counts["dead_letter_example"]
         if not self.foreign:
@@ -151,15 +154,16 @@ class IndexingCounts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> IndexingCounts:
-        names = {count.name for count in fields(cls)} - {"dead_letter_reasons", "held"}
+        names = {count.name for count in fields(cls)} - {"dead_letter_reasons", "by_index", "held"}
         counts = cls(**{name: values[name] for name in names if name in values})
         counts.dead_letter_reasons.update(values.get("dead_letter_reasons", {}))
+        counts.by_index.update(values.get("by_index", {}))
         counts.held = {place: HeldVersion(*held) for place, held in values.get("held", {}).items()}
         return counts
 
 
 _OFTEN_NONE = (
-    *("ignored_events", "truncates", "truncated_below", "truncated"),
+    *("by_index", "ignored_events", "truncates", "truncated_below", "truncated"),
     *("throttled_requests", "slow_requests", "throttled_seconds", "ceiling_seconds"),
 )
 
@@ -178,6 +182,8 @@ class IndexingReport:
     counts: IndexingCounts
     duplicates: int = 0
     """Rows of the batch with the same id as another row."""
+    targets: tuple[Target, ...] = ()
+    """Those of the batch's names, where every row has an index of its own. Then ``target`` has their text."""
 
     def check_foreign(self) -> None:
         """Raise ForeignDocumentsError if the index holds documents of another source under ids of the batch."""

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.clock import Clock
@@ -35,7 +36,8 @@ from headrace.elasticsearch.error_kinds import NO_TYPE
 from headrace.elasticsearch.errors import DeadLetterMissingError, ElasticsearchRefusedError
 from headrace.elasticsearch.open_target import bulk_items
 from headrace.elasticsearch.options import IndexingOptions, WriteMethod
-from headrace.elasticsearch.target import Target
+from headrace.elasticsearch.target import ConcreteIndex, RowTargets, Target
+from headrace.elasticsearch.target_watch import check_creation
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Item, Reason, item_reason, judge_item, refusal
 
@@ -182,18 +184,22 @@ class DeadLetterIndex:
         search = {"query": self._query(letters), "sort": sort, "size": size}
         return self._administration.ids(self._purpose, self._name, search, limit)
 
-    def withdraw(self, batch_time_ms: int, attempt: int) -> int:
+    def withdraw(self, batch_time_ms: int, attempt: int, *, of_names: bool = False) -> int:
         """Delete the letters of the batch and this index that attempts before ``attempt`` wrote.
 
+        ``of_names``: the target has the text of the names of several indices, and letters of all of them are deleted.
         A letter that is rewritten meanwhile stays. Returns the number deleted. Raises the same errors as ``reasons``.
         """
-        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=self._target.name, replayed=True)
+        index = None if of_names else self._target.name
+        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=index, replayed=True)
         withdrawn = 0
         left = (
             letter
             for letter in self.find(batch, contents=False)
             # Filtered here and not by a query: with a custom mapping the attempt may not be searchable.
             if isinstance(letter.fields.get("attempt"), int) and letter.fields["attempt"] < attempt
+            # Here too: an index of letters from before has no mapping for it.
+            if not of_names or letter.fields.get("index_names") == self._target.name
         )
         while some := list(islice(left, IDS_PAGE)):
             actions = [
@@ -337,9 +343,18 @@ class DeadLetterReplay:
     """Indexes the letters of one output again. ``options`` are the output's."""
 
     def __init__(
-        self, transport: Transport, options: IndexingOptions, letters: DeadLetterIndex, *, clock: Clock
+        self,
+        transport: Transport,
+        options: IndexingOptions,
+        letters: DeadLetterIndex,
+        *,
+        clock: Clock,
+        concrete_index: Callable[[str], ConcreteIndex | None] = lambda _: None,
     ) -> None:
+        """``concrete_index`` is asked for each index before its first letter. It raises UnsuitableTargetError."""
         self._letters = letters
+        self._concrete_index = concrete_index
+        self._known: set[str] = set()
         self._clock = clock
         # "create" is intended here even where ids recur. An existing document comes from an earlier replay, or from the
         # batch that was run again.
@@ -348,8 +363,11 @@ class DeadLetterReplay:
 
     def cannot(self, letter: StoredLetter) -> str | None:
         """The reason, in readable text, why this letter is not tried; None if it can be replayed."""
-        index = letter.fields.get("index")
-        if index != self._options.target.name:
+        index, names = letter.fields.get("index"), self._options.names
+        if names is not None and letter.fields.get("index_names") == names.text:
+            if index == names.text:
+                return "it has no index: correct the definition or the transform, and run its batch again"
+        elif index != self._options.target.name:
             return f"its document belongs in index {index!r}: give that index with --index"
         if letter.document is None:
             return "it holds no document: it was rejected by a decoder or the transform, or is too large to be kept"
@@ -363,10 +381,12 @@ class DeadLetterReplay:
         Raises:
             ElasticsearchRefusedError: the index or the credentials, not a document, are at fault.
             ElasticsearchUnavailableError: no progress for ``max_retry_seconds``; repeat the replay later.
+            UnsuitableTargetError: an index is not one concrete index any more, or is missing and may not be created.
         """
         counts = ReplayCounts()
         remaining = iter(letters)
         while page := list(islice(remaining, PAGE)):
+            self._check_targets(page)
             if not counts.letters:
                 self._letters.prepare_notes()
             counts.letters += len(page)
@@ -382,9 +402,21 @@ class DeadLetterReplay:
                 self._note(group, self._index(group, counts), counts)
         return counts
 
+    def _check_targets(self, letters: Sequence[StoredLetter]) -> None:
+        for letter in letters:
+            name = self._target_of(letter).name
+            if name not in self._known and self.cannot(letter) is None:
+                if self._concrete_index(name) is None:
+                    check_creation([name], self._options)
+                self._known.add(name)
+
+    def _target_of(self, letter: StoredLetter) -> Target:
+        target = self._options.target
+        return target if self._options.names is None else target.at(str(letter.fields.get("index")))
+
     def _index(self, letters: Sequence[StoredLetter], counts: ReplayCounts) -> dict[int, Reason]:
         """Send the documents. Returns the reasons of the refused letters, by their index."""
-        rows, identities = _rows(letters, self._options.target)
+        rows, identities = _rows(letters, [self._target_of(letter) for letter in letters], self._options.target)
         preparation = prepare_rows(rows, self._options, identities=identities)
         counts.documents.ignored_tombstones += preparation.ignored_tombstones
         refused = dict(preparation.rejected)
@@ -429,10 +461,14 @@ def _by_versioning(letters: Sequence[StoredLetter]) -> Iterator[list[StoredLette
             yield group
 
 
-def _rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.RecordBatch, Identities]:
+def _rows(
+    letters: Sequence[StoredLetter], targets: Sequence[Target], whole: Target
+) -> tuple[pa.RecordBatch, Identities]:
     """One row for each letter, with the letters' own ids and versions."""
     documents = pa.array([letter.document for letter in letters], pa.large_binary())
     ids = pa.array([str(letter.fields["document_id"]) for letter in letters], pa.large_string())
     versions = [letter.fields.get("version") for letter in letters]
     numbers = None if versions[0] is None else pa.array(versions, pa.int64())
-    return pa.record_batch({columns.DOCUMENT: documents}), Identities(ids, numbers, {}, target)
+    several = tuple(dict.fromkeys(targets))
+    of_rows = RowTargets(whole, several, np.array([several.index(target) for target in targets], np.int64))
+    return pa.record_batch({columns.DOCUMENT: documents}), Identities(ids, numbers, {}, of_rows)

@@ -31,7 +31,7 @@ from headrace.elasticsearch.error_kinds import is_size
 from headrace.elasticsearch.errors import DeadLettersRefusedError, ElasticsearchRefusedError, UnsuitableTargetError
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, VersionSource
 from headrace.elasticsearch.retry_budget import request_with_retries
-from headrace.elasticsearch.target import Target, describe_indices, single_index
+from headrace.elasticsearch.target import RowTargets, Target, describe_indices, single_index
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason
 
@@ -47,6 +47,7 @@ MAPPINGS: dict[str, Any] = {
         "offset": {"type": "long"},
         "incarnation": {"type": "integer"},
         "index": {"type": "keyword"},
+        "index_names": {"type": "keyword"},
         "reason": {"properties": {"type": {"type": "keyword"}, "text": {"type": "text"}}},
         "key": {"type": "binary"},
         "value": {"type": "binary"},
@@ -65,8 +66,9 @@ MAPPINGS: dict[str, Any] = {
 
 ``value_text`` is present if the value is UTF-8. ``document_text`` is the document that a transform made; without a
 transform ``value_is_document`` is true. A letter too large for a request has none of these and no ``value``, only the
-value's size in ``value_bytes``. ``document_id`` and ``version`` are those of the rejected document. ``replayed_at`` is
-present once the letter was replayed."""
+value's size in ``value_bytes``. ``index_names`` is the text of the output's index, if it has placeholders or is a
+mapping; ``index`` is that text too of a row without an index. ``document_id`` and ``version`` are those of the rejected
+document. ``replayed_at`` is present once the letter was replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class DeadLetter:
             "batch_time": options.batch_time_ms,
             "attempt": options.attempt,
             "index": self.target.name,
+            "index_names": None if options.names is None else options.names.text,
             "topic": self.topic,
             "partition": self.partition,
             "offset": self.offset,
@@ -220,10 +223,11 @@ def _digest(*held: Any) -> str:
 def _identity(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> tuple[Target, str | None, int | None]:
     """Where the row's document was to go, its id and its version; both are None if it has no usable id or version."""
     identities = identify(batch.slice(row, 1), options)
+    target = identities.targets.of(0)
     if identities.rejected:
-        return identities.target, None, None
+        return target, None, None
     version = None if identities.versions is None else identities.versions[0].as_py()
-    return identities.target, identities.ids[0].as_py(), version
+    return target, identities.ids[0].as_py(), version
 
 
 def _timestamp_ms(batch: pa.RecordBatch, row: int) -> int | None:
@@ -376,10 +380,10 @@ class DeadLetterWriter:
             return None
         name = self._target.dead_letter_index
         retry_budget = self._sender.retry_budget(self._target.letters)
-        own = {self._target.name}
+        own = {self._target.name, *(each.concrete.name for each in self._options.watched if each.concrete)}
         try:
             there = single_index(name, describe_indices(self._transport, retry_budget, name))
-            if there is not None and there.name != name:
+            if there is not None and there.name != name and self._options.names is None:
                 # The output's index may be an alias, too.
                 own.update(describe_indices(self._transport, retry_budget, self._target.name) or ())
         except UnsuitableTargetError as error:
@@ -428,7 +432,7 @@ def _prepared(letters: Sequence[DeadLetter], options: IndexingOptions) -> Prepar
     source = pa.record_batch([pa.array([letter.id for letter in letters], pa.large_string())], names=["id"])
     documents = pa.array(lines, pa.large_binary())
     ids, target = source.column(0), options.target.letters
-    return PreparedRows(source, np.arange(len(letters)), ids, None, documents, target=target)
+    return PreparedRows(source, np.arange(len(letters)), ids, None, documents, targets=RowTargets(target))
 
 
 def _example(letter: DeadLetter) -> str:

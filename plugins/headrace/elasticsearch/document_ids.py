@@ -16,7 +16,7 @@ from headrace.blocks import TopicPartition
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, VersionSource
-from headrace.elasticsearch.target import Target
+from headrace.elasticsearch.target import RowTargets
 from headrace.elasticsearch.verdicts import Reason
 
 MAX_ID_BYTES = 512
@@ -30,17 +30,17 @@ NEGATIVE_VERSION = "negative_version"
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Where each row's document goes: its ``target``, ``ids`` (large_string) and, if documents are versioned,
+    """Where each row's document goes: its ``targets``, ``ids`` (large_string) and, if documents are versioned,
     ``versions`` (int64).
 
-    ``rejected`` has the rows without a usable id or version; the arrays' values of these rows are null or invalid.
+    ``rejected`` has the rows without a usable index, id or version; the arrays' values of these rows are null or
+    invalid.
     """
 
     ids: Any
     versions: Any | None
     rejected: dict[int, Reason]
-    target: Target
-    """That of all rows: an output has one index."""
+    targets: RowTargets
 
 
 def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
@@ -49,12 +49,13 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
     Raises UnsuitableRowsError if a column's type, or a null in the record's coordinates, allows no id or version.
     """
     rejected: dict[int, Reason] = {}
+    targets = RowTargets(options.target) if options.names is None else _targets(batch, options, rejected)
     if options.document_id is DocumentIdKind.RECORD:
         ids = record_ids(batch)
         if options.id_columns:
             ids = _appended(ids, row_parts(batch, options, rejected))
         _reject_unusable_ids(ids, options, rejected)
-        return Identities(ids, None, rejected, options.target)
+        return Identities(ids, None, rejected, targets)
     if options.document_id is DocumentIdKind.KEY:
         if options.version is VersionSource.OFFSET:
             _refuse_restarted_offsets(batch, options)
@@ -63,7 +64,18 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
         ids = _column_values(batch, options, rejected)
     _reject_unusable_ids(ids, options, rejected)
     versions = None if options.version is None else _versions(batch, options, rejected)
-    return Identities(ids, versions, rejected, options.target)
+    return Identities(ids, versions, rejected, targets)
+
+
+def _targets(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> RowTargets:
+    # Of an output with one index, a worker needs none of this.
+    from headrace.elasticsearch.record_indices import row_names
+
+    found = row_names(batch, options)
+    rejected |= found.rejected
+    used = set(found.codes.tolist())
+    several = (options.target_of(name) if code in used else options.target for code, name in enumerate(found.names))
+    return RowTargets(options.target, tuple(several), found.codes)
 
 
 def record_ids(batch: pa.RecordBatch) -> Any:

@@ -8,7 +8,7 @@ date.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -248,11 +248,11 @@ class MappingBody(StrEnum):
     INDEX_TEMPLATE = "index-template"
     COMPONENT_TEMPLATE = "component-template"
 
-    def body(self, index: str, made: dict[str, Any]) -> dict[str, Any]:
-        """The request's body for an index with this name and body (`index_body`). An index template is for this name
-        only: that of the dead letters begins with it."""
+    def body(self, patterns: Sequence[str], made: dict[str, Any]) -> dict[str, Any]:
+        """The request's body for indices with such names and this body (`index_body`). An index template is for these
+        only: the name of the dead letters' index begins with that of the index."""
         if self is MappingBody.INDEX_TEMPLATE:
-            return {"index_patterns": [index], "priority": _PRIORITY, "template": made}
+            return {"index_patterns": [*patterns], "priority": _PRIORITY, "template": made}
         return {"template": made} if self is MappingBody.COMPONENT_TEMPLATE else made
 
     def path(self, name: str) -> str:

@@ -54,6 +54,12 @@ class UnsuitableTargetError(IndexingError):
     """The index is not one concrete index, so ids would not be unique in it (rule 7)."""
 
 
+class TooManyIndicesError(IndexingError):
+    """The rows of a batch name more indices than the output allows. Nothing of the batch was sent."""
+
+    failure = Failure.CODE
+
+
 class TargetChangedError(IndexingError):
     """An output's name stands for another index than the one of its earlier batches, or for none any more."""
 

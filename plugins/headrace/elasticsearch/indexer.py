@@ -1,4 +1,4 @@
-"""Indexes one task's rows into one index: one thread prepares bodies while others wait for Elasticsearch's answers.
+"""Indexes one task's rows: one thread prepares bodies while others wait for Elasticsearch's answers.
 
 Rows of one batch with the same document id are found, since all but one of them would be lost. Rows that a task holds
 at the same time are compared exactly, before they are sent. For the comparison over all rows and tasks of a batch, each
@@ -33,6 +33,7 @@ from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, Vers
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, refusal, usual_of_processors
 
+_REQUESTS_IN_MEMORY = 4
 MAX_REQUESTS_WITHOUT_PASSING = 16
 """The number of requests that may end with documents in doubt and none that passed; one more fails the task."""
 
@@ -121,6 +122,8 @@ class Indexer:
             prepared = self._in_flight.pop(future)
             sent = future.result()
             self._counts.add(sent.counts)
+            if self._options.names is not None:
+                self._counts.by_index[sent.opened.target.name] += sent.counts.indexed
             self._reject(prepared, sent.rejected)
             if sent.doubtful:
                 self._doubtful.setdefault(sent.opened.target.name, []).append((prepared, sent))
@@ -159,15 +162,19 @@ class Indexer:
 
 
 def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iterator[pa.RecordBatch]:
-    """Combine small batches until they fill a request, and split batches whose lines could need too much memory."""
+    """Combine small batches until they fill a request, and split batches whose lines could need too much memory.
+
+    Of rows with several targets, a batch fills a few requests, since each target has requests of its own.
+    """
     held: list[pa.RecordBatch] = []
     rows = size = 0
+    few = max(1, min(_REQUESTS_IN_MEMORY, len(options.watched)))
     for batch in batches:
         for part in _split(batch, options):
             held.append(part)
             rows += part.num_rows
             size += part.nbytes
-            if rows >= options.bulk_actions or size >= options.bulk_bytes:
+            if rows >= few * options.bulk_actions or size >= few * options.bulk_bytes:
                 yield _concatenated(held)
                 held, rows, size = [], 0, 0
     if rows:
@@ -176,7 +183,7 @@ def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iter
 
 def _split(batch: pa.RecordBatch, options: IndexingOptions) -> Iterator[pa.RecordBatch]:
     # The joined lines are a copy of the batch, so a part holds only a few requests' bytes.
-    parts = max(1, batch.nbytes // max(4 * options.bulk_bytes, 1))
+    parts = max(1, batch.nbytes // max(_REQUESTS_IN_MEMORY * options.bulk_bytes, 1))
     step = max(1, -(-batch.num_rows // parts))
     for first in range(0, batch.num_rows, step):
         yield batch.slice(first, step)
@@ -245,9 +252,12 @@ def compared_rows(
 
 
 def _distinguishing(batch: pa.RecordBatch, identities: Identities, options: IndexingOptions) -> list[Any]:
+    # One id in two indices is two documents.
+    targets = identities.targets.numbers()
+    numbers = [] if targets is None else [pa.array(targets)]
     if options.document_id is DocumentIdKind.RECORD or options.version in (None, VersionSource.BATCH_TIME):
-        return []
-    numbers = [identities.versions]
+        return numbers
+    numbers.append(identities.versions)
     if options.version is VersionSource.COLUMN and all(name in batch.schema.names for name in columns.COORDINATES):
         # Two records may have the same version; two rows of one record may not have the same key.
         numbers += [batch.column(columns.PARTITION), batch.column(columns.OFFSET), _topic_numbers(batch)]

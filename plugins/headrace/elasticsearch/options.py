@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.target import Target
+from headrace.formats.index_names import IndexNames
 
 if TYPE_CHECKING:
     from headrace.stream.inputs import KafkaInput
@@ -88,6 +89,17 @@ class IndexingOptions:
     hosts: tuple[str, ...] = ()
     """Instead of a connection: the nodes' URLs, without credentials."""
     target: Target
+    """That of all rows. With ``names`` its name is their text, and no document goes there."""
+    names: IndexNames | None = None
+    """Where each row has an index of its own; None: ``target`` is that of all rows."""
+    targets: Mapping[str, Target] | None = None
+    """The targets of the batch's names, once they are known. Nothing is sent before."""
+    max_indices: int = 100
+    """The most indices of a batch."""
+    create_index: bool = True
+    """Whether an index that is missing may be created, by the first document."""
+    letters_names: frozenset[str] = frozenset()
+    """The names of the stream's dead-letter indices: no row may have them."""
     document_id: DocumentIdKind = DocumentIdKind.RECORD
     id_columns: tuple[str, ...] = ()
     """The columns of column ids; with record ids the columns that distinguish the rows of one record."""
@@ -155,6 +167,7 @@ class IndexingOptions:
         withdraw_letters: bool = False,
         truncated_below: int = 0,
         truncated_below_then: int = 0,
+        letters_names: Iterable[str] = (),
     ) -> Self:
         """The options for writing rows of ``headrace.spark.outputs.documents.prepare_documents`` to an output's target.
 
@@ -166,6 +179,10 @@ class IndexingOptions:
             connection=output.connection,
             hosts=output.hosts,
             target=target,
+            names=None if output.names.is_plain else output.names,
+            max_indices=output.max_indices,
+            create_index=output.create_index,
+            letters_names=frozenset({output.dead_letters, *letters_names}),
             document_id=DocumentIdKind(ids.kind),
             id_columns=tuple(map(columns.id_column, range(len(ids.id_columns)))),
             id_batch_time=ids.has_batch_time,
@@ -222,6 +239,29 @@ class IndexingOptions:
             max_bytes_per_second=number,
             bulk_bytes=max(1, min(self.bulk_bytes, int(number * seconds))) if number else self.bulk_bytes,
         )
+
+    @property
+    def watched(self) -> tuple[Target, ...]:
+        """The targets to which documents of the batch may go."""
+        return (self.target,) if self.names is None else tuple((self.targets or {}).values())
+
+    def with_targets(self, targets: Iterable[Target]) -> Self:
+        """The options with what is known of these targets now."""
+        if self.names is None:
+            (target,) = targets
+            return replace(self, target=target)
+        return replace(self, targets={target.name: target for target in targets})
+
+    def target_of(self, name: str) -> Target:
+        """The target of a row with this name. Raises UnsuitableRowsError if the batch did not have the name before."""
+        if self.targets is None:
+            return self.target.at(name)
+        if name not in self.targets:
+            raise UnsuitableRowsError(
+                f"A row belongs in index {name!r}, which no row of the batch had when its names were read before.",
+                remedy="Let the transform give the same rows each time, and run the batch again.",
+            )
+        return self.targets[name]
 
     @property
     def ids_imply_source(self) -> bool:

@@ -8,10 +8,13 @@ so the check is repeated after the last write (``target_watch``).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 from urllib.parse import quote
+
+import numpy as np
 
 from headrace.elasticsearch.errors import TargetChangedError, UnsuitableTargetError
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
@@ -49,13 +52,16 @@ class IndexOutput(Protocol):
     """What an output says of its target."""
 
     @property
-    def index(self) -> str: ...
+    def index_text(self) -> str: ...
 
     @property
     def dead_letters(self) -> str: ...
 
     @property
     def step(self) -> str: ...
+
+    @property
+    def require_alias(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,10 @@ class Target:
     """What the name stands for; None if it was not asked for, or does not exist yet."""
     first_alone: bool = False
     """Whether a task sends a document alone first, to see where it goes."""
+    require_alias: bool = False
+    """Whether the name has to be an alias, so that the server creates no index of this name."""
+    is_one_of_several: bool = False
+    """Whether rows of the output have an index each, and this is one of them."""
 
     @classmethod
     def of(
@@ -98,17 +108,18 @@ class Target:
     ) -> Self:
         """The target of a stream's output."""
         return cls(
-            name=output.index,
+            name=output.index_text,
             dead_letter_index=output.dead_letters,
             owner=Owner(stream_name, output.step, replay),
             known=known,
             known_letters_index=known_letters_index,
+            require_alias=output.require_alias,
         )
 
     @property
     def through_alias(self) -> bool:
         """Whether the name is an alias, so that the server must refuse to create an index of this name."""
-        return self.concrete is not None and self.concrete.name != self.name
+        return self.require_alias or (self.concrete is not None and self.concrete.name != self.name)
 
     @property
     def letter_owner(self) -> tuple[str, ...]:
@@ -124,6 +135,10 @@ class Target:
     def found(self, concrete: ConcreteIndex | None) -> Target:
         """The target with what its name stands for now, before a write."""
         return replace(self, concrete=concrete, first_alone=concrete is None or not self.known)
+
+    def at(self, name: str, *, known: tuple[ConcreteIndex, ...] = ()) -> Target:
+        """The index of this name, for an output whose rows have an index each."""
+        return replace(self, name=name, known=known, is_one_of_several=True)
 
     def of_output(self, output_id: str) -> Target:
         """The same place for an output's former id."""
@@ -150,12 +165,44 @@ class Target:
             restore = f"Point it to {before!r} again" if before != name else f"Let {name!r} be the index again"
         owner = self.owner
         command = ["headrace aliases accept", owner.stream_name, owner.output_id]
+        command += [f"--index {name}"] * self.is_one_of_several
         command += [f"--replay {owner.replay}"] * bool(owner.replay) + ["--create"] * (now is None)
         raise TargetChangedError(
             f"{what} Nothing of the batch was sent.",
             remedy=f"{restore}. If the change is meant, accept it: `{' '.join(command)}`. The next try then writes "
             "there.",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RowTargets:
+    """The target of each row: ``whole``, or that of the row's number in ``codes`` (int64 array). -1: ``whole``, as that
+    of a row without a name."""
+
+    whole: Target
+    several: tuple[Target, ...] = ()
+    codes: Any | None = None
+
+    def of(self, row: int) -> Target:
+        code = -1 if self.codes is None else int(self.codes[row])
+        return self.whole if code < 0 else self.several[code]
+
+    def taken(self, rows: Any) -> RowTargets:
+        """Those of some of the rows (ascending numbers)."""
+        return self if self.codes is None else replace(self, codes=self.codes[rows])
+
+    def groups(self, number: int) -> list[Any]:
+        """The numbers of the rows of each target, of ``number`` rows."""
+        if self.codes is None:
+            return [np.arange(number)]
+        return [np.flatnonzero(self.codes == code) for code in np.unique(self.codes)]
+
+    def numbers(self) -> Any | None:
+        """A number (int64 array) for each row's target, equal in all tasks; None if all have one."""
+        if self.codes is None:
+            return None
+        digests = [hashlib.sha256(target.name.encode()).digest()[:8] for target in (*self.several, self.whole)]
+        return np.array([int.from_bytes(digest, signed=True) for digest in digests], np.int64)[self.codes]
 
 
 def describe_indices(transport: Transport, retry_budget: RetryBudget, name: str) -> dict[str, dict[str, Any]] | None:

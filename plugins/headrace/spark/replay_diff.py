@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from headrace.elasticsearch.bulk_bodies import PreparedRows
 
 _DOCUMENT = (
-    "id STRING, version BIGINT, document STRING, rejected BOOLEAN, collision STRING, batch_time_ms BIGINT, row BIGINT"
+    "index STRING, id STRING, version BIGINT, document STRING, rejected BOOLEAN, collision STRING, "
+    "batch_time_ms BIGINT, row BIGINT"
 )
 """``id`` is null of a row that is not sent. ``collision``: what no two rows of a batch may have in common."""
-_DIFFERENCE = "id STRING, before STRING, after STRING, fields ARRAY<STRING>"
+_DIFFERENCE = "index STRING, id STRING, before STRING, after STRING, fields ARRAY<STRING>"
 WHOLE = "(the document)"
 """In place of the names of changed fields, if a document is no valid JSON, so that Elasticsearch would refuse it."""
 _UNREAD = (BatchState.ABSORBED, BatchState.ABANDONED)
@@ -44,8 +45,9 @@ _UNREAD = (BatchState.ABSORBED, BatchState.ABANDONED)
 @dataclass(frozen=True, slots=True)
 class ChangedDocument:
     """A document that the two versions do not have in common, as JSON text. ``before`` is None of a new one, ``after``
-    of one that is gone; ``fields`` are the top-level fields that differ."""
+    of one that is gone; ``fields`` are the top-level fields that differ. A document in another index is another one."""
 
+    index: str
     id: str
     before: str | None
     after: str | None
@@ -252,12 +254,13 @@ def _documents(
         parts = zip(ids.to_pylist(), *(column.to_pylist() for column in numbers), strict=True)
         collisions = dict(zip(compared.to_pylist(), map(json.dumps, parts), strict=True))
         rows = range(batch.num_rows)
-        columns_of_sent = [[sent[row][place] if row in sent else None for row in rows] for place in range(3)]
+        columns_of_sent = [[sent[row][place] if row in sent else None for row in rows] for place in range(4)]
         yield pa.record_batch(
             {
-                "id": pa.array(columns_of_sent[0], pa.string()),
-                "version": pa.array(columns_of_sent[1], pa.int64()),
-                "document": pa.array(columns_of_sent[2], pa.string()),
+                "index": pa.array(columns_of_sent[0], pa.string()),
+                "id": pa.array(columns_of_sent[1], pa.string()),
+                "version": pa.array(columns_of_sent[2], pa.int64()),
+                "document": pa.array(columns_of_sent[3], pa.string()),
                 "rejected": pa.array([row in preparation.rejected for row in rows], pa.bool_()),
                 "collision": pa.array([collisions.get(row) for row in rows], pa.string()),
                 "batch_time_ms": pa.array([batch_time_ms] * len(rows), pa.int64()),
@@ -267,12 +270,12 @@ def _documents(
         number += len(rows)
 
 
-def _sent(prepared: PreparedRows) -> Iterator[tuple[int, tuple[str, int | None, str | None]]]:
-    """The number of each row that is sent, with its id, version and document. No document: its id is deleted."""
+def _sent(prepared: PreparedRows) -> Iterator[tuple[int, tuple[str, str, int | None, str | None]]]:
+    """The number of each row that is sent, with its index, id, version and document. No document: its id is deleted."""
     for line in range(len(prepared)):
         document = prepared.document(line)
         text = None if document is None else document.decode(errors="replace")
-        yield prepared.row(line), (prepared.id(line), prepared.version(line), text)
+        yield prepared.row(line), (prepared.target(line).name, prepared.id(line), prepared.version(line), text)
 
 
 def _compare(
@@ -289,7 +292,7 @@ def _compare(
     rows = {side: _rows(spark, folder / side / output.id) for side in ("before", "after")}
     collisions = {side: _collisions(rows[side], limit) for side in rows}
     before, after = (_held(rows[side], output).withColumnRenamed("document", side) for side in rows)
-    joined = before.join(after, "id", "full").persist()
+    joined = before.join(after, ["index", "id"], "full").persist()
     try:
         in_both = joined.where("before IS NOT NULL AND after IS NOT NULL").count()
         different = joined.where("NOT (before <=> after)").mapInArrow(_differences, _DIFFERENCE).persist()
@@ -300,9 +303,9 @@ def _compare(
             fields = different.where("kind = 'changed'").select(F.explode("fields").alias("field"))
             by_field = fields.groupBy("field").count().orderBy(F.desc("count"), "field").collect()
             examples = [
-                ChangedDocument(row["id"], row["before"], row["after"], tuple(row["fields"]))
+                ChangedDocument(row["index"], row["id"], row["before"], row["after"], tuple(row["fields"]))
                 for kind in ("new", "changed", "gone")
-                for row in different.where(F.col("kind") == kind).orderBy("id").limit(limit).collect()
+                for row in different.where(F.col("kind") == kind).orderBy("id", "index").limit(limit).collect()
             ]
         finally:
             different.unpersist()
@@ -344,14 +347,14 @@ def _collisions(rows: DataFrame, limit: int) -> Collisions:
 
 
 def _held(rows: DataFrame, output: ElasticsearchOutput) -> DataFrame:
-    """The id and the document of what an index holds after these writes."""
+    """The index, the id and the document of what is there after these writes."""
     from pyspark.sql import functions as F  # noqa: N812
 
     # The highest version. Of the same version the first is kept if documents are created, else the last.
     sign = -1 if output.write_action == "create" else 1
     order = F.struct(F.coalesce("version", F.lit(0)), sign * F.col("batch_time_ms"), sign * F.col("row"))
     newest = F.max_by(F.struct("document"), order).alias("held")
-    held = rows.where("id IS NOT NULL").groupBy("id").agg(newest).select("id", "held.document")
+    held = rows.where("id IS NOT NULL").groupBy("index", "id").agg(newest).select("index", "id", "held.document")
     return held.where("document IS NOT NULL")
 
 
@@ -360,15 +363,17 @@ def _differences(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in batches:
-        differences: list[tuple[str, str | None, str | None, Sequence[str]]] = []
+        differences: list[tuple[str, str, str | None, str | None, Sequence[str]]] = []
         for row in batch.to_pylist():
             before, after = row["before"], row["after"]
             fields = [] if before is None or after is None else _changed_fields(_parsed(before), _parsed(after))
             if fields or before is None or after is None:
-                differences.append((row["id"], before, after, fields))
-        ids, befores, afters, fields_of = zip(*differences, strict=True) if differences else ((), (), (), ())
+                differences.append((row["index"], row["id"], before, after, fields))
+        columns = zip(*differences, strict=True) if differences else ((), (), (), (), ())
+        indices, ids, befores, afters, fields_of = columns
         yield pa.record_batch(
             {
+                "index": pa.array(indices, pa.string()),
                 "id": pa.array(ids, pa.string()),
                 "before": pa.array(befores, pa.string()),
                 "after": pa.array(afters, pa.string()),

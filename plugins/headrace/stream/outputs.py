@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -20,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.formats.index_names import MAX_NAME_BYTES, UTC, IndexNames, check_zone, illegal_name, parse_index
 from headrace.secrets import url_holds_secret
 from headrace.stream.contract import OUTPUT_SHAPES, KindDefinition, Shape
 from headrace.stream.model import (
@@ -30,7 +32,7 @@ from headrace.stream.model import (
     check_identifier,
     validate_part,
 )
-from headrace.stream.place_names import MAX_NAME_BYTES, IndexName, check_no_placeholder
+from headrace.stream.place_names import IndexName, RecordIndex, check_no_placeholder
 from headrace.stream.secrets import Servers
 from headrace.stream.settings import DeadLetterLimit, check_storage_url
 from headrace.stream.state import Window
@@ -249,6 +251,10 @@ class OutputDefinition(KindDefinition):
         """Where it writes. A replay to a place of the stream's own outputs is refused."""
         return ()
 
+    def shared_place(self, other: OutputDefinition) -> str | None:
+        """A place to which both would write, for people; None if there is none."""
+        return next((f"{place.kind} {place.name!r}" for place in self.places if place in other.places), None)
+
     def whereabouts(self, batch_time_ms: int) -> str:  # noqa: ARG002 - for subclasses
         """A sentence that says where the rows of a written batch are, for `headrace trace`."""
         return f"Its rows were given to the writer {self.writer}."
@@ -308,7 +314,21 @@ class ElasticsearchOutput(OutputDefinition):
     id: Identifier = "elasticsearch"
     connection: str | None = None
     hosts: Texts = ()
-    index: IndexName
+    index: RecordIndex
+    index_zone: Annotated[str, AfterValidator(check_zone)] = Field(
+        default=UTC, description="The time zone of the times in the names of indices, by its IANA name."
+    )
+    max_indices: int = Field(
+        default=100,
+        ge=1,
+        le=1000,
+        description="The most indices of one batch, where each record has its own. A batch with more fails before "
+        "anything is sent.",
+    )
+    create_index: bool = Field(
+        default=True, description="Whether an index that is missing is created, with the templates of the server."
+    )
+    require_alias: bool = Field(default=False, description="Whether documents go to aliases only.")
     document_ids: DocumentIds = RecordIds()
     tombstones: Tombstones | None = Field(
         default=None, description='Records without a value; by default "delete" with key ids, else "dead_letter".'
@@ -368,7 +388,10 @@ class ElasticsearchOutput(OutputDefinition):
     def _says_where_and_how(self) -> Self:
         if (self.connection is None) == (not self.hosts):
             raise ValueError("name either connection (an Airflow connection id) or hosts")
-        check_dead_letter_index(self.index, self.dead_letter_index)
+        if self.names.is_plain or self.dead_letter_index is None:
+            check_dead_letter_index(self.names.common or self.step, self.dead_letter_index)
+        if not self.names.is_plain and (problem := self._problem_of_deletions()):
+            raise ValueError(problem)
         if self.write_method == "create" and self.document_ids.recur:
             raise ValueError('write_method "create" would keep the first value of each id forever; use "index"')
         if self.tombstones == "delete" and not isinstance(self.document_ids, KeyIds):
@@ -381,6 +404,34 @@ class ElasticsearchOutput(OutputDefinition):
                 "truncate is known by the versions of the documents"
             )
         return self
+
+    def _problem_of_deletions(self) -> str | None:
+        """Why rows that delete could not find the index of the document that they delete."""
+        if self.truncates == "apply":
+            return 'truncates "apply" needs one index: the documents of a table would be in several'
+        others = [str(each) for each in self.names.placeholders if each.column not in ("topic", "key")]
+        if self.tombstone_action == "delete" and others:
+            return (
+                f'tombstones "delete" needs an index by topic or key: a record without a value has another {others[0]} '
+                'than the document that it deletes, or none; use tombstones "ignore" or "dead_letter"'
+            )
+        return None
+
+    @property
+    def names(self) -> IndexNames:
+        """The index of each record."""
+        return parse_index(self.index, self.index_zone)
+
+    @property
+    def index_text(self) -> str:
+        """The name of the index; with placeholders as the definition has it, of a mapping its JSON."""
+        return self.index if isinstance(self.index, str) else self.names.text
+
+    def at(self, name: str) -> Self:
+        """The output for the rows of one index, named so."""
+        if self.index == name:
+            return self
+        return self.model_copy(update={"index": name, "dead_letter_index": self.dead_letters})
 
     @property
     def tombstone_action(self) -> Tombstones:
@@ -407,12 +458,21 @@ class ElasticsearchOutput(OutputDefinition):
     @property
     def places(self) -> tuple[OutputPlace, ...]:
         where = self.connection or self.hosts
-        return OutputPlace(where, "index", self.index), OutputPlace(where, "index", self.dead_letters)
+        return OutputPlace(where, "index", self.index_text), OutputPlace(where, "index", self.dead_letters)
+
+    def shared_place(self, other: OutputDefinition) -> str | None:
+        if shared := super().shared_place(other):
+            return shared
+        if not (isinstance(other, ElasticsearchOutput) and self.shares_cluster(other)):
+            return None
+        if not self.names.may_meet(other.names, one_row=True):
+            return None
+        return f"index {self.index_text!r}, which may be one of {other.index_text!r}"
 
     @property
     def description(self) -> tuple[str, str]:
         where = f"connection `{self.connection}`" if self.connection else ", ".join(self.hosts)
-        return f"Elasticsearch, {where}", f"index `{self.index}`, ids by {self.document_ids.kind}"
+        return f"Elasticsearch, {where}", f"index `{self.index_text}`, ids by {self.document_ids.kind}"
 
     @property
     def connection_ids(self) -> tuple[str, ...]:
@@ -421,18 +481,57 @@ class ElasticsearchOutput(OutputDefinition):
     def problems(self, stream: StreamFields) -> Iterator[str]:
         yield from self._version_problems(stream)
         yield from self._id_column_problems(stream)
+        yield from self._name_problems(stream)
         others = [other for other in stream.elasticsearch_outputs if other is not self]
         for other in others:
             # Readers of the index would get dead letters as documents, and its mapping would refuse most of them.
-            if self.dead_letters == other.index and self.shares_cluster(other):
+            if self.dead_letters == other.index_text and self.shares_cluster(other):
                 yield (f"dead_letter_index: {self.dead_letters} is the index of output {other.id}; name another")
         for earlier in stream.elasticsearch_outputs[: stream.elasticsearch_outputs.index(self)]:
-            if earlier.index == self.index and earlier.shares_cluster(self) and earlier.shares_ids(self):
+            if earlier.shares_cluster(self) and earlier.shares_ids(self) and self._may_meet(earlier, stream):
+                is_one = self.names.is_plain and earlier.names.is_plain
                 yield (
-                    f"index: {self.index} is also the index of output {earlier.id}, and their "
+                    f"index: {self.index_text} {'is also' if is_one else 'may also be'} the index of output "
+                    f"{earlier.id}{'' if is_one else f' ({earlier.index_text})'}, and their "
                     "documents would have the same ids, so that those of one output are lost; give each an index of "
                     "its own, or make one output whose transform returns the rows of both, with ids that differ, such "
                     'as RecordIds(rows="column")'
+                )
+
+    def _may_meet(self, other: ElasticsearchOutput, stream: StreamFields) -> bool:
+        """Whether documents of both, with the same id, may be in one index."""
+        topics = _known_topics(stream)
+        mine, theirs = self.names, other.names
+        if topics is not None:
+            mine, theirs = mine.of_topics(topics), theirs.of_topics(topics)
+        # Then a document of that id is of the same record, with the same columns.
+        same_columns = stream.transform_of(self) == stream.transform_of(other)
+        one_row = same_columns and isinstance(self.document_ids, RecordIds)
+        return mine.may_meet(theirs, one_row=one_row)
+
+    def _name_problems(self, stream: StreamFields) -> Iterator[str]:
+        names, topics = self.names, _known_topics(stream)
+        if stream.transform_of(self) is None:
+            of_records = RECORD_COLUMNS.union(*(source.columns_beside for source in stream.inputs))
+            if missing := [name for name in names.columns if name not in of_records]:
+                yield (
+                    f"index: names the column {', '.join(missing)}, which records do not have as they come, and no "
+                    "transform makes it; give the output a transform"
+                )
+        if topics is None or names.is_plain:
+            return
+        without = [topic for topic in topics if names.template_of(topic) is None]
+        if without:
+            yield f"index: names none for topic {', '.join(without)}, which the stream reads"
+        if unread := [topic for topic, _ in names.by_topic if topic not in topics]:
+            yield f"index: names one for topic {', '.join(unread)}, which no input of the stream reads"
+        for topic, template in names.of_topics(topics).by_topic:
+            # A placeholder that is left is filled in by each record.
+            name = "".join(part if isinstance(part, str) else "0" for part in template)
+            if (why := illegal_name(name)) is not None:
+                yield (
+                    f"index: for topic {topic} {name!r} is no name for an index: {why}; name one for each topic: "
+                    'index={"topic": "index"}'
                 )
 
     def _version_problems(self, stream: StreamFields) -> Iterator[str]:
@@ -479,6 +578,8 @@ class ElasticsearchOutput(OutputDefinition):
     def takes_blocks(self) -> bool:
         """Whether the ids are made of what the log has of a record."""
         ids = self.document_ids
+        if not RECORD_COLUMNS.issuperset(self.names.columns):
+            return False
         return self.versions_by_offset or (isinstance(ids, RecordIds) and not ids.rows)
 
     @property
@@ -501,8 +602,9 @@ class ElasticsearchOutput(OutputDefinition):
 
     @property
     def dead_letters(self) -> str:
-        """The dead-letter index."""
-        return self.dead_letter_index or dead_letters_of(self.index)
+        """The dead-letter index. Where each record has an index of its own, it is named by what these have in common,
+        or by the output."""
+        return self.dead_letter_index or dead_letters_of(self.names.common or self.step)
 
     def shares_cluster(self, other: ElasticsearchOutput) -> bool:
         """Whether both have the same connection or a common host; the definition shows no other way to the same
@@ -521,6 +623,13 @@ class ElasticsearchOutput(OutputDefinition):
             return mine == theirs
         columns = _as_columns(mine)
         return mine.kind == theirs.kind or (columns is not None and columns == _as_columns(theirs))
+
+
+def _known_topics(stream: StreamFields) -> list[str] | None:
+    """The topics of the stream; None if a pattern decides which they are."""
+    if any(source.topic_pattern is not None for source in stream.kafka_inputs):
+        return None
+    return [topic for source in stream.inputs for topic in source.topic_names]
 
 
 def _as_columns(ids: RecordIds | KeyIds | ColumnIds) -> tuple[str, ...] | None:

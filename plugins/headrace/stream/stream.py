@@ -382,12 +382,9 @@ def _given(part: Part) -> dict[str, Any]:
 
 
 def _same_places(live: tuple[Output, ...], replay: list[Output]) -> Iterator[str]:
-    places = {place for output in live for place in output.places}
     for output in replay:
-        for place in output.places:
-            if place in places:
-                where = f"{place.kind} {place.name!r}"
-                yield f"The replay's output {output.id!r} would write to {where}, as the stream does."
+        for place in filter(None, map(output.shared_place, live)):
+            yield f"The replay's output {output.id!r} would write to {place}, as the stream does."
 
 
 PARAMETERS = "parameters"

@@ -197,10 +197,12 @@ class TransformRun:
             incarnations=self._incarnations if lacks_incarnation(frame.schema) else None,
         )
         # Several records of one key are several versions of one document.
-        counted = Counter((each.id, each.version) for each in documents if each.rejected is None)
-        duplicates = [str(id_) for (id_, _), number in counted.items() if number > 1]
+        counted = Counter((each.id, each.version, each.index) for each in documents if each.rejected is None)
+        duplicates = [str(id_) for (id_, *_), number in counted.items() if number > 1]
         if duplicates:
-            raise duplicate_ids_error(output.index, DocumentIdKind(output.document_ids.kind), duplicates[:_EXAMPLES])
+            raise duplicate_ids_error(
+                output.index_text, DocumentIdKind(output.document_ids.kind), duplicates[:_EXAMPLES]
+            )
         return documents
 
     def undecodable(self, input_id: str | None = None) -> list[dict[str, Any]]:

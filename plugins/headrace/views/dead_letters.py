@@ -80,7 +80,7 @@ def output_of_index(ledger: Ledger, stream: Stream, output: ElasticsearchOutput,
             # A definition of another version of headrace.
             continue
         for declared in replay.elasticsearch_outputs:
-            if (declared.step, declared.index) == (output.step, index):
+            if declared.step == output.step and declared.names.may_be(index):
                 return declared
     return output.model_copy(update={"index": index})
 
@@ -164,7 +164,7 @@ class DeadLettersOf:
 
     def plan(self, wanted: LetterFilter, limit: int | None = None) -> ReplayPlan:
         """Return what `replay` would do."""
-        with self._replaying() as (_, letters, replaying):
+        with self._replaying() as (letters, replaying):
             reasons = Counter(map(replaying.cannot, letters.find(wanted, limit)))
         replayable = reasons.pop(None, 0)
         return ReplayPlan(replayable, {why: number for why, number in reasons.items() if why is not None})
@@ -174,8 +174,7 @@ class DeadLettersOf:
 
         Raises UnsuitableTargetError: the index is not one concrete index any more.
         """
-        with self._replaying() as (administration, letters, replaying):
-            administration.concrete_index(self._options.target.name)
+        with self._replaying() as (letters, replaying):
             return replaying.replay(letters.find(wanted, limit))
 
     @contextlib.contextmanager
@@ -193,13 +192,22 @@ class DeadLettersOf:
         return Cluster.of(self.output, self._environ)
 
     @contextlib.contextmanager
-    def _replaying(self) -> Iterator[tuple[Administration, DeadLetterIndex, DeadLetterReplay]]:
+    def _replaying(self) -> Iterator[tuple[DeadLetterIndex, DeadLetterReplay]]:
         transport = ElasticsearchTransport(
             self._cluster(), connections=1, timeout_seconds=self.output.request_timeout_seconds
         )
         with self._administration() as administration, contextlib.closing(transport):
             letters = DeadLetterIndex(administration, self._options.target)
-            yield administration, letters, DeadLetterReplay(transport, self._options, letters, clock=SystemClock())
+            yield (
+                letters,
+                DeadLetterReplay(
+                    transport,
+                    self._options,
+                    letters,
+                    clock=SystemClock(),
+                    concrete_index=administration.concrete_index,
+                ),
+            )
 
 
 def _letter(letter: StoredLetter) -> DeadLetter:

@@ -15,11 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow as pa
+
 from headrace.batch.places import written_places
 from headrace.clock import time_text
+from headrace.elasticsearch import columns
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
 from headrace.elasticsearch.document_ids import record_id
+from headrace.elasticsearch.errors import UnsuitableRowsError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.record_indices import row_names
 from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
@@ -271,7 +277,7 @@ def _trace(
             output=indexing,
             position=position,
             record=record,
-            index=_index(row, indexing),
+            places=tuple(written_places(indexing, {} if row is None else row.counts)),
             written=is_recorded(row),
             waits=_waits(batch, row),
             document_id=document_id,
@@ -285,11 +291,6 @@ def _trace(
 
 def _outcome(known: OutputTrace, outcome: Outcome, text: str, **looked_up: Any) -> OutputTrace:
     return known.model_copy(update={"outcome": outcome, "text": text, **looked_up})
-
-
-def _index(row: BatchOutputRow | None, output: ElasticsearchOutput) -> str:
-    (place,) = written_places(output, {} if row is None else row.counts)
-    return str(place["index"] or place["name"])
 
 
 def _waits(batch: BatchRow, row: BatchOutputRow | None) -> str:
@@ -316,16 +317,16 @@ def _written(output: Output | None, batch: BatchRow) -> str:
 class DocumentQuestion:
     """A record whose outcome in an output is asked for.
 
-    ``stream`` and ``output`` are the definition that wrote the batch. ``index`` is the concrete index if the ledger has
-    it. ``waits`` says why the output has not written the batch, if it has not. ``document_id`` is an id that a person
-    gave. ``environ`` is where the output's connection is looked up.
+    ``stream`` and ``output`` are the definition that wrote the batch. ``places`` are those that the ledger has of the
+    batch, with the concrete indices if they are known. ``waits`` says why the output has not written the batch, if it
+    has not. ``document_id`` is an id that a person gave. ``environ`` is where the output's connection is looked up.
     """
 
     stream: Stream
     output: ElasticsearchOutput
     position: RecordPosition
     record: Record | None
-    index: str
+    places: tuple[Mapping[str, Any], ...]
     written: bool
     waits: str
     document_id: str | None = None
@@ -336,18 +337,59 @@ class DocumentQuestion:
         """The reference of the output's transform, if it has one."""
         return self.stream.transform_of(self.output)
 
+    @property
+    def index_name(self) -> str | None:
+        """The name of the record's index, made as a batch makes it; None if that is not possible: the transform gives a
+        part of it, or the record could not be read. None too of an output with one index."""
+        output, record = self.output, self.record
+        if output.names.is_plain or record is None or self.transform is not None:
+            return None
+        options = IndexingOptions.of(output, Target.of(output, self.stream.name), batch_time_ms=0)
+        try:
+            found = row_names(record_batch(self.position, record), options)
+        except UnsuitableRowsError:
+            return None
+        return found.names[found.codes[0]] if found.codes[0] >= 0 else None
+
+    @property
+    def indices(self) -> list[str]:
+        """The concrete indices where its document may be, as far as the ledger has them."""
+        name = self.index_name
+        found = [str(place["index"] or place["name"]) for place in self.places if name in (None, place["name"])]
+        return found or ([] if name is None else [name])
+
 
 def elasticsearch_outcome(known: OutputTrace, asked: DocumentQuestion) -> OutputTrace:
     """Complete what is known of an output by what Elasticsearch has. Without an answer the outcome is unknown."""
     id_, no_id = _document_id(asked)
     try:
         with DocumentLookup.open(asked.output, asked.stream.name, asked.environ) as lookup:
-            letters = lookup.letters(asked.position, asked.index)
-            document = None if id_ is None else _compared(lookup.document(asked.index, id_), asked)
+            letters = lookup.letters(asked.position, asked.indices)
+            document = None if id_ is None else lookup.found(asked.indices, id_)
+            document = None if document is None else _compared(document, asked)
     except HeadraceError as error:
         return _outcome(known, Outcome.UNKNOWN, f"The search server could not be asked: {error}")
+    if document is None and not no_id and not asked.indices:
+        no_id = "the index of its document is not known: the transform gives a part of its name"
     outcome, text = judge(asked, document, letters, no_id)
     return _outcome(known, outcome, text, document=document, letters=letters)
+
+
+def record_batch(position: RecordPosition, record: Record) -> pa.RecordBatch:
+    """The record as one row, with the columns of which the name of its index can be made."""
+    partition = position.partition
+    headers = [{"key": header.key, "value": header.value} for header in record.headers]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    return pa.record_batch(
+        {
+            columns.TOPIC: pa.array([partition.topic]),
+            columns.PARTITION: pa.array([partition.partition], pa.int32()),
+            columns.OFFSET: pa.array([position.offset], pa.int64()),
+            columns.KEY: pa.array([record.key], pa.binary()),
+            columns.TIMESTAMP: pa.array([record.timestamp_ms], pa.timestamp("ms", "UTC")),
+            columns.HEADERS: pa.array([headers], kind),
+        }
+    )
 
 
 def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
@@ -506,8 +548,17 @@ class DocumentLookup:
             source=answer.get("_source"),
         )
 
-    def letters(self, position: RecordPosition, index: str) -> tuple[TracedLetter, ...]:
-        """The dead letters of the record for this index or the output's, the newest batch first."""
+    def found(self, indices: Sequence[str], id_: str) -> TracedDocument | None:
+        """The document with this id, from the first of these indices that has it; None if there are no indices."""
+        documents = (self.document(index, id_) for index in indices)
+        last = None
+        for last in documents:
+            if last.found:
+                return last
+        return last
+
+    def letters(self, position: RecordPosition, indices: Sequence[str]) -> tuple[TracedLetter, ...]:
+        """The dead letters of the record for these indices or the output's, the newest batch first."""
         target = Target.of(self._output, self._stream_name)
         partition = position.partition
         wanted = LetterFilter(
@@ -530,7 +581,10 @@ class DocumentLookup:
             )
             for letter in letters
             if (letter.fields.get("incarnation") or 1) == partition.incarnation
-            and letter.fields.get("index") in (None, index, self._output.index)
+            and (
+                letter.fields.get("index") in (None, *indices, self._output.index_text)
+                or letter.fields.get("index_names") == self._output.index_text
+            )
         )
 
 
@@ -558,18 +612,21 @@ def record_of_document(
     outputs = [output for output in context.stream.elasticsearch_outputs if isinstance(output.document_ids, KeyIds)]
     tried = []
     for output in outputs:
+        if not output.names.is_plain:
+            tried.append(f"output {output.id} has an index for each record, {output.index_text}")
+            continue
         if isinstance(output.document_ids, KeyIds) and output.document_ids.version_from is not None:
-            tried.append(f"the versions in {output.index} are those of {output.document_ids.version_from!r}")
+            tried.append(f"the versions in {output.index_text} are those of {output.document_ids.version_from!r}")
             continue
         with DocumentLookup.open(output, context.name, environ) as lookup:
-            document = lookup.document(output.index, document_id)
+            document = lookup.document(output.index_text, document_id)
         if document.version is None:
-            tried.append(f"{output.index} has no document {document_id!r}")
+            tried.append(f"{output.index_text} has no document {document_id!r}")
             continue
         held = list(_of_document(context, document_id, document.version, environ))
         if len(held) == 1:
             return held[0]
-        named = f"the document in {output.index} has version {document.version}"
+        named = f"the document in {output.index_text} has version {document.version}"
         if not held:
             tried.append(f"{named}, and no record with this offset and key can be read")
             continue

@@ -87,8 +87,8 @@ def test_a_long_array_of_numbers_may_become_a_vector(real: Any, rows: Any, askin
 def test_a_body_is_applied_once_and_changes_nothing(real: Any, asking: Administration, kind: MappingBody) -> None:
     wide = ", ".join(f"c{number} STRING" for number in range(600))
     deep = "STRUCT<x: " * 25 + "INT" + ">" * 25
-    body = kind.body(real.name, index_body(document_fields(parse_columns(f"{DDL}, {wide}, deep {deep}"))))
-    narrow = kind.body(real.name, index_body(document_fields(parse_columns("text BIGINT, new INT"))))
+    body = kind.body([real.name], index_body(document_fields(parse_columns(f"{DDL}, {wide}, deep {deep}"))))
+    narrow = kind.body([real.name], index_body(document_fields(parse_columns("text BIGINT, new INT"))))
     try:
         assert asking.create(kind, real.name, body) is None
         before = real.ask("GET", kind.path(real.name))
@@ -105,7 +105,7 @@ def test_a_body_is_applied_once_and_changes_nothing(real: Any, asking: Administr
 
 
 def test_an_index_template_gives_a_new_index_its_mapping(real: Any, rows: Any, asking: Administration) -> None:
-    body = MappingBody.INDEX_TEMPLATE.body(real.name, index_body(document_fields(parse_columns(DDL))))
+    body = MappingBody.INDEX_TEMPLATE.body([real.name], index_body(document_fields(parse_columns(DDL))))
     try:
         assert asking.create(MappingBody.INDEX_TEMPLATE, real.name, body) is None
         simulated = asking.index_mapping(real.name)

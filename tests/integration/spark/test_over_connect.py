@@ -324,6 +324,18 @@ def test_documents_are_indexed_once(
     assert (second["repeated"], second["dead_lettered"], second["indexed"]) == (999, 1, 0)
 
 
+def test_records_name_their_indices(
+    server: ConnectServer, elasticsearch: str, elasticsearch_connection: dict[str, str], tmp_path: Path
+) -> None:
+    """The names are read by a job before, and each task gets the targets."""
+    index = Index(elasticsearch, tmp_path)
+    client = server.run(INDEX, f"{index.name}-{{topic}}", f"{tmp_path}/reports/r", **elasticsearch_connection)
+    first, second = (json.loads(line) for line in client.stdout.splitlines())
+    assert (first["by_index"], first["dead_lettered"]) == ({f"{index.name}-t": 999}, 1)
+    assert (second["by_index"], second["repeated"]) == ({f"{index.name}-t": 0}, 999)
+    assert len(index.documents("-t")) == 999
+
+
 SINGLE = """
 import json, sys
 from headrace.ledger import Ledger

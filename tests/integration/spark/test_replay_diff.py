@@ -54,6 +54,9 @@ def corrected(records):
     rows = records.select(*PLACE, order.item.alias("item"), (order.cents * order.pieces).alias("total"))
     return rows.where("item <> 'cup'").withColumn("total", F.expr("IF(item = 'pot', total + 1, total)"))
 
+def without_pans(records):
+    return total(records).withColumn("item", F.expr("IF(item = 'pan', 'pot', item)"))
+
 def cheap(records):
     return total(records).where("total < 400")
 
@@ -160,6 +163,17 @@ def orders_with(batch: Any, transform: str) -> Any:
         ledger = batch.ledger
 
     return Changed
+
+
+def test_a_document_of_another_index_is_another_one(orders: Make, diff: Callable[..., ReplayDiff]) -> None:
+    """The index is the item of a row; the other transform calls a pan a pot."""
+    output = OUTPUT.model_copy(update={"index": "orders-{item}"})
+    (found,) = diff(orders(outputs=output), "order_code:without_pans").outputs
+    assert (found.new, found.changed, found.gone, found.same) == (1, 0, 1, 3)
+    assert [(each.index, each.id, each.before is None) for each in found.examples] == [
+        ("orders-pot", "clicks+0+4", True),
+        ("orders-pan", "clicks+0+4", False),
+    ]
 
 
 def test_the_order_of_fields_is_no_change(orders: Make, diff: Callable[..., ReplayDiff]) -> None:

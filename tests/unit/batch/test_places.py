@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.places import PLACE, TRUNCATED_BELOW, TRUNCATED_BELOW_THEN, accept, newest_place, place_of
+from headrace.batch.places import (
+    PLACE,
+    PLACES,
+    TRUNCATED_BELOW,
+    TRUNCATED_BELOW_THEN,
+    accept,
+    left_behind,
+    newest_place,
+    place_of,
+    written_places,
+)
 from headrace.clock import ManualClock
 from headrace.elasticsearch.target import ConcreteIndex
 from headrace.ledger import Ledger
@@ -148,6 +158,46 @@ def test_the_places_of_a_stream_and_of_its_replays_are_apart(orders: Orders) -> 
     assert (orders.index(), orders.index(target="v2"), orders.index(target="v3")) == ("orders-1", "orders-2", None)
     accept(orders.ledger, "orders", place_of(OUTPUT, ConcreteIndex("orders-3", "u3")), by="test", target="v2")
     assert (orders.index(), orders.index(target="v2")) == ("orders-1", "orders-3")
+
+
+NAMES = OUTPUT.model_copy(update={"index": "o-{topic}"})
+
+
+def written_to_names(*names: str) -> dict[str, Any]:
+    places = [place_of(NAMES.at(name), ConcreteIndex(f"{name}-1", "u")) for name in names]
+    return {"rows": 1, PLACE: place_of(NAMES, None), PLACES: places}
+
+
+def test_each_name_has_the_place_that_was_written_last(orders: Orders) -> None:
+    """Among those of a batch, behind batches that name others, and of a plain index that was there before."""
+    orders.write(1, written_to_names("o-a", "o-b"))
+    orders.write(2, written_to("o-c-1", NAMES.at("o-c")))
+    for number in range(3, BATCHES + 1):
+        orders.write(number, written_to_names("o-b"))
+    assert [orders.index(NAMES.at(name)) for name in ("o-a", "o-b", "o-c", "o-d")] == ["o-a-1", "o-b-1", "o-c-1", None]
+    accept(orders.ledger, "orders", place_of(NAMES.at("o-a"), ConcreteIndex("o-a-2", "u")), by="test")
+    assert [orders.index(NAMES.at(name)) for name in ("o-a", "o-b")] == ["o-a-2", "o-b-1"]
+
+
+def test_a_batch_was_written_to_the_places_of_its_names() -> None:
+    assert [place["index"] for place in written_places(NAMES, written_to_names("o-a", "o-b"))] == ["o-a-1", "o-b-1"]
+    assert written_places(NAMES, {"rows": 0}) == []
+    assert written_places(NAMES, written_to("orders-1")) == [written_to("orders-1")[PLACE]], "a plain name before"
+    assert [place["index"] for place in written_places(OUTPUT, {"index": "old"})] == ["old"]
+
+
+def test_indices_that_rows_do_not_name_any_more_are_known(orders: Orders) -> None:
+    """Of a result its indices; of an attempt that failed, what its definition says."""
+    orders.write(1, written_to_names("o-a", "o-b"))
+    begun: dict[str, Any] = {"force": True, "holder": "h", "way": "connect", "lease_ms": 1_000}
+    failed = orders.ledger.attempts.begin("orders", orders.time(1), **begun)
+    orders.ledger.attempts.fail(failed, "it failed")
+    claim = orders.ledger.attempts.begin("orders", orders.time(1), **begun)
+    assert left_behind(orders.ledger, NAMES, claim, ["o-b", "o-c"]) == ["o-a", "orders"]
+    assert left_behind(orders.ledger, OUTPUT, claim, ["orders"]) == ["o-a", "o-b"]
+    orders.ledger.attempts.fail(claim, "it failed")
+    other = orders.ledger.attempts.begin("orders", orders.time(2), **begun)
+    assert left_behind(orders.ledger, NAMES, other, ["o-b"]) == []
 
 
 def test_a_truncate_holds_behind_a_moved_alias(orders: Orders) -> None:

@@ -59,6 +59,21 @@ def test_the_body_alone_is_printed(tmp_path: Path) -> None:
     }
 
 
+def test_indices_that_records_name_have_a_template(tmp_path: Path) -> None:
+    def output(**letters: str) -> ElasticsearchOutput:
+        index = "logs-{timestamp:%Y.%m.%d}"
+        return ElasticsearchOutput(hosts=f"http://{CLOSED}", index=index, **letters)
+
+    stream = make(tmp_path, outputs=output(dead_letter_index="refused"))
+    told = json.loads(run(stream, "--as", "index-template", "--json").stdout)
+    assert told["body"]["index_patterns"] == ["logs-*"]
+    assert (told["index"], told["path"]) == ("logs-{timestamp:%Y.%m.%d}", "/_index_template/logs")
+    assert "there is no one index to create" in run(stream).stderr
+    of_letters = run(make(tmp_path, outputs=output()), "--as", "index-template")
+    assert of_letters.exit_code == 1
+    assert "would also be for the dead letters of output elasticsearch, in logs-dead-letters" in of_letters.stderr
+
+
 def test_a_decoded_document_has_its_own_form(tmp_path: Path) -> None:
     """A DebeziumDecoder's rows are written by headrace, and not as the record has them."""
     printed = json.loads(run(make(tmp_path, decoder=DebeziumDecoder(fields="id INT, at TIMESTAMP"))).stdout)

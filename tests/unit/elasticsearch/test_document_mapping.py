@@ -114,7 +114,7 @@ def test_objects_and_fields_of_fields_are_counted() -> None:
 
 def test_bodies_are_for_an_index_or_for_a_template() -> None:
     made = {"mappings": {"properties": {}}}
-    assert [(kind.value, kind.path("i"), kind.body("i", made)) for kind in MappingBody] == [
+    assert [(kind.value, kind.path("i"), kind.body(["i"], made)) for kind in MappingBody] == [
         ("mapping", "/i", made),
         ("index-template", "/_index_template/i", {"index_patterns": ["i"], "priority": 500, "template": made}),
         ("component-template", "/_component_template/i", {"template": made}),

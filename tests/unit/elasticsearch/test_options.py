@@ -32,6 +32,9 @@ def test_every_setting_of_an_output_about_writing_is_an_option() -> None:
         "dead_letter_index": "other",
         "tombstones": "ignore",
         "truncates": "ignore",
+        "max_indices": 7,
+        "create_index": False,
+        "require_alias": True,
         "write_method": "index",
         "bulk_bytes": 1000,
         "bulk_actions": 7,
@@ -53,12 +56,13 @@ def test_every_setting_of_an_output_about_writing_is_an_option() -> None:
         "connection",
         "hosts",
         "index",
+        "index_zone",
         "document_ids",
     }
     assert set(ElasticsearchOutput.model_fields) - of_definition - {"dead_letter_limit"} == set(changed)
     options = options_of(**changed, id="mine", dead_letter_limit=DeadLetterLimit())
     target = options.target
-    of_target = {"dead_letter_index"}
+    of_target = {"dead_letter_index", "require_alias"}
     assert {name: getattr(target if name in of_target else options, name) for name in changed} == changed
     assert (options.hosts, options.batch_time_ms) == (("http://a:9200",), 10_000)
     assert (target.name, target.owner) == ("clicks", Owner("shop", "mine"))

@@ -154,7 +154,7 @@ def test_tombstones_follow_the_ids() -> None:
         ({"index": "_flights"}, "begins with _"),
         ({"index": "flights,other"}, "it has ,"),
         ({"index": "flights-*"}, r"it has \*"),
-        ({"index": "<flights-{now/d}>"}, "date mathematics; nothing is filled in"),
+        ({"index": "<flights-{now/d}>"}, "date mathematics, for which nothing is filled in"),
         ({"dead_letter_index": "letters-{{ds}}"}, "placeholder"),
         ({"index": "flights\t"}, "cannot be printed"),
         ({"index": ".."}, "folder"),
@@ -205,7 +205,7 @@ def test_ids_that_recur_are_not_created() -> None:
 @pytest.mark.parametrize(
     "placeholder",
     [
-        *("${topic}", "%{type}", "{{service}}", "$tag", "%y.%m.%d", "%Y%m%d", "%{+yyyy.MM.dd}", "{name}"),
+        *("${topic}", "%{type}", "{{service}}", "$tag", "%y.%m.%d", "%Y%m%d", "%{+yyyy.MM.dd}", "{a b"),
         *("<x-{now/d}>", "@{x}", "$(x)", "[yyyy.MM]", "yyyy.MM.dd"),
     ],
 )

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.batch.places import READERS, newest_place
+from headrace.batch.places import READERS, left_behind, newest_place
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, INTERRUPTED, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
@@ -267,6 +267,7 @@ class _AttemptRun:
             former_steps=() if output is None else output.former_steps,
             stream_steps=plan.stream_steps,
             check_held_versions=self._check_held_versions,
+            left_behind=lambda output, names: left_behind(self._ledger, output, self._claim, names),
             known_place=partial(
                 newest_place,
                 self._ledger,

@@ -44,6 +44,7 @@ _WITH_MICROSECONDS = (
 )
 _NOT_IN_DOCUMENTS = frozenset({columns.INCARNATION, "timestampType", columns.HEADERS})
 """The record's own columns that are in no document beside columns of the transform."""
+_OF_RECORDS = (*columns.COORDINATES, columns.KEY, columns.TIMESTAMP, columns.HEADERS)
 
 
 def prepare_documents(
@@ -69,7 +70,7 @@ def prepare_documents(
     """
     rows = _Rows(df, output)
     rows.check()
-    beside = [*_id_expressions(output), *rows.record_expressions()]
+    beside = [*_id_expressions(output), *_index_expressions(output), *rows.record_expressions()]
     if incarnations is not None and lacks_incarnation(df.schema):
         beside.append(f"CAST({_incarnation(incarnations, output)} AS INT) AS {columns.INCARNATION}")
     return df.selectExpr(*beside, rows.document_expression())
@@ -131,18 +132,19 @@ class _Rows:
         if missing:
             raise UnsuitableRowsError(
                 f"The rows for output {output!r} have no column {', '.join(map(repr, missing))}, of which its document "
-                f"ids are made; they have {', '.join(map(repr, self._types))}.",
-                remedy="Let the transform keep these columns, or choose other document_ids.",
+                f"ids or its index are made; they have {', '.join(map(repr, self._types))}.",
+                remedy="Let the transform keep these columns, or choose other document_ids, or another index.",
             )
         reserved = {columns.REJECTED_BECAUSE, *(columns.COORDINATES if self._output.needs_incarnation else ())}
+        reserved |= {*_OF_RECORDS}.intersection(self._output.names.columns)
         if isinstance(self._output.document_ids, KeyIds):
             reserved.add(columns.KEY)
         taken = sorted(reserved & self._fields)
         if taken:
             raise UnsuitableRowsError(
                 f"The rows for output {output!r} have {', '.join(map(repr, taken))} from the record's decoded value, "
-                "and the name is reserved: ids are made of the record's own topic, partition, offset and key, and "
-                "rejected_because is the reason of a dead letter.",
+                "and the name is reserved: ids and indices are made of the record's own topic, partition, offset, key, "
+                "time and headers, and rejected_because is the reason of a dead letter.",
                 remedy=f"Give the field another name in the transform, for example value.{taken[0]} AS "
                 f"{taken[0]}_in_value, and keep the record's own columns.",
             )
@@ -245,7 +247,8 @@ class _Rows:
 
 def _named_columns(output: ElasticsearchOutput) -> tuple[str, ...]:
     ids = output.document_ids
-    return columns.columns_of_ids(ids.kind, ids.id_columns, ids.version_column)
+    of_ids = columns.columns_of_ids(ids.kind, ids.id_columns, ids.version_column)
+    return tuple(dict.fromkeys([*of_ids, *output.names.columns]))
 
 
 def _incarnation(incarnations: BatchIncarnations, output: ElasticsearchOutput) -> str:
@@ -269,6 +272,17 @@ def _id_expressions(output: ElasticsearchOutput) -> list[str]:
     ids = output.document_ids
     named = [f"{_quoted(name)} AS {columns.id_column(number)}" for number, name in enumerate(ids.id_columns)]
     return [*named, *([f"{_quoted(ids.version_column)} AS {columns.VERSION}"] if ids.version_column else [])]
+
+
+def _index_expressions(output: ElasticsearchOutput) -> list[str]:
+    """The columns of which the name of a row's index is made, in the order of `IndexNames.placeholders`."""
+    expressions = []
+    for number, placeholder in enumerate(output.names.placeholders):
+        value = _quoted(placeholder.column)
+        if placeholder.header:
+            value = f"try_element_at(filter({value}, h -> h.key = {_text(placeholder.header)}), -1).value"
+        expressions.append(f"{value} AS {columns.index_column(number)}")
+    return expressions
 
 
 def _quoted(name: str) -> str:
@@ -365,10 +379,10 @@ def _text(topic: str) -> str:
 class PreviewedDocument:
     """What a row would become.
 
-    ``id`` and ``version`` are those that would be sent; ``document`` is the JSON text, None if the document with this
-    id would be deleted. ``rejected``: the row would be a dead letter for this reason, and has no id. Elasticsearch may
-    still refuse a document, for example for its mapping. ``record`` is the row's topic, partition and offset, if it has
-    them.
+    ``id``, ``version`` and ``index`` are those that would be sent; ``document`` is the JSON text, None if the document
+    with this id would be deleted. ``rejected``: the row would be a dead letter for this reason, and has no id.
+    Elasticsearch may still refuse a document, for example for its mapping. ``record`` is the row's topic, partition and
+    offset, if it has them.
     """
 
     id: str | None
@@ -376,6 +390,7 @@ class PreviewedDocument:
     document: str | None
     rejected: Reason | None
     record: tuple[str, int, int] | None
+    index: str | None = None
 
 
 def preview_documents(
@@ -413,7 +428,8 @@ def _documents(batch: pa.RecordBatch, options: IndexingOptions) -> Iterator[Prev
             line = lines[row]
             document = prepared.document(line)
             text = None if document is None else document.decode()
-            yield PreviewedDocument(prepared.id(line), prepared.version(line), text, None, record)
+            index = prepared.target(line).name
+            yield PreviewedDocument(prepared.id(line), prepared.version(line), text, None, record, index)
 
 
 def _record(batch: pa.RecordBatch, row: int) -> tuple[str, int, int] | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from headrace.batch.places import LETTERS, PLACE, TRUNCATED_BELOW, TRUNCATED_BELOW_THEN, place_of
+from headrace.batch.places import LETTERS, PLACE, PLACES, TRUNCATED_BELOW, TRUNCATED_BELOW_THEN, place_of
 from headrace.clock import SystemClock, time_text
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
 from headrace.elasticsearch.columns import (
@@ -18,6 +20,7 @@ from headrace.elasticsearch.columns import (
     REJECTED_BECAUSE,
     TIMESTAMP,
     VALUE,
+    index_column,
 )
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts, IndexingReport
 from headrace.elasticsearch.document_ids import identify
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.attempts.shared_jobs import BatchBlocks
     from headrace.spark.outputs.documents import BatchIncarnations
+    from headrace.spark.outputs.elasticsearch_sink import AtNames
     from headrace.spark.outputs.writer import Counts, RunBlocks, WrittenBatch
 
 
@@ -65,7 +69,8 @@ class ElasticsearchOutputWriter:
         total = IndexingCounts()
         with report_file(batch, self._output.id) as uri:
             options = self._options(batch, uri)
-            report = write_documents(frame, self._output, options, incarnations=incarnations)
+            settle = partial(self._at_names, batch)
+            report = write_documents(frame, self._output, options, incarnations=incarnations, settle=settle)
         total.add(report.counts)
         for input_id, rows in batch.undecodable().items():
             with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
@@ -78,7 +83,7 @@ class ElasticsearchOutputWriter:
 
         with report_file(batch, self._output.id) as uri:
             options = self._options(batch, uri)
-            report = index_blocks(run, options, blocks)
+            report = index_blocks(run, options, blocks, partial(self._at_names, batch))
         if report.duplicates:
             raise duplicate_ids_error(options.target.name, options.document_id, [])
         report.check_foreign()
@@ -86,12 +91,23 @@ class ElasticsearchOutputWriter:
 
     def _options(self, batch: WrittenBatch, report: str) -> IndexingOptions:
         """The options, when the index is known to be this output's alone. Raises UnsuitableTargetError if it is not."""
+        options = options_of(self._output, batch, report=report)
+        self._check_unshared(options, batch)
+        return options
+
+    def _at_names(self, batch: WrittenBatch, options: IndexingOptions, names: Sequence[str]) -> IndexingOptions:
+        """The options with the targets of the names of the batch's rows, and what is known of each from earlier
+        batches."""
+        known = {name: _known_indices(batch.known_place(self._output.at(name))) for name in names}
+        settled = options.with_targets(options.target.at(name, known=known[name]) for name in names)
+        self._check_unshared(settled, batch)
+        return settled
+
+    def _check_unshared(self, options: IndexingOptions, batch: WrittenBatch) -> None:
         from headrace.spark.outputs.elasticsearch_sink import check_unshared
 
-        options = options_of(self._output, batch, report=report)
         others = batch.stream.elasticsearch_outputs
         check_unshared(options, [o for o in others if o.id != self._output.id and o.shares_ids(self._output)])
-        return options
 
     def _outcome(
         self, report: IndexingReport, total: IndexingCounts, batch: WrittenBatch, options: IndexingOptions
@@ -102,11 +118,13 @@ class ElasticsearchOutputWriter:
         former = [replace(options, target=options.target.of_output(step)) for step in batch.former_steps]
         total.letters_withdrawn = sum(map(withdraw_letters, [options, *former]))
         self._check_limit(total, batch.stream.name)
+        if batch.written_before:
+            self._warn_of_other_indices(batch, report)
         # An alias may point to another index later.
         index = report.target.concrete
         truncated_below = max(total.truncated_below, options.truncated_below)
         written_to: Counts = {}
-        if index is not None or truncated_below:
+        if index is not None or truncated_below or report.targets:
             # An alias of dead letters is known from the last batch that had some.
             letters = [report.target.dead_letter_index, total.letters_index or report.target.known_letters_index]
             written_to = {PLACE: {**place_of(self._output, index), LETTERS: letters}}
@@ -115,8 +133,19 @@ class ElasticsearchOutputWriter:
             written_to[PLACE] |= {TRUNCATED_BELOW: truncated_below, TRUNCATED_BELOW_THEN: then}
         if index is not None:
             written_to["index"] = index.name
+        if options.names is not None:
+            written_to[PLACES] = [place_of(self._output.at(each.name), each.concrete) for each in report.targets]
         total.letters_index, total.truncated_below = "", 0
         return {**total.to_dict(), **written_to}
+
+    def _warn_of_other_indices(self, batch: WrittenBatch, report: IndexingReport) -> None:
+        names = [target.name for target in report.targets] or [self._output.index_text]
+        if left := batch.left_behind(self._output, names):
+            shown = ", ".join(left[:EXAMPLES]) + (", …" if len(left) > EXAMPLES else "")
+            batch.progress(
+                f"{WARNING}output {self._output.id}: earlier attempts at the batch wrote to {shown}, or may have, and "
+                "its rows belong elsewhere now. What they wrote there stays: delete it, unless it is wanted twice."
+            )
 
     def _check_versions(self, counts: IndexingCounts, batch: WrittenBatch, options: IndexingOptions) -> None:
         """Raise ForeignVersionsError if documents stay as they are because their versions count something else."""
@@ -145,8 +174,8 @@ class ElasticsearchOutputWriter:
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in counted.most_common(5))
         example = f" For example {counts.dead_letter_example}" if counts.dead_letter_example else ""
         raise TooManyDeadLettersError(
-            f"Of {counts.rows:,} rows for index {self._output.index!r} {counted.total():,} are dead letters, {passed}: "
-            f"{reasons}.{example}",
+            f"Of {counts.rows:,} rows for index {self._output.index_text!r} {counted.total():,} are dead letters, "
+            f"{passed}: {reasons}.{example}",
             remedy=f"They are kept in {self._output.dead_letters!r} (headrace dead-letters list {stream_name} --output "
             f"{self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
             "dead_letter_limit; the batch's next run writes what is missing.",
@@ -157,13 +186,13 @@ class ElasticsearchOutputWriter:
 
 def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str) -> IndexingOptions:
     """The options for writing the batch's rows to the output."""
-    known = batch.known_place(output) or {"index": None}
+    known = batch.known_place(output) or {}
     letters, known_letters_index = known.get(LETTERS) or (None, None)
     target = Target.of(
         output,
         batch.stream.name,
         replay=batch.target,
-        known=(ConcreteIndex(known["index"], known["uuid"]),) if known["index"] else (),
+        known=_known_indices(known),
         known_letters_index=known_letters_index if letters == output.dead_letters else None,
     )
     # The manifests of a window's other batches come newest first.
@@ -182,7 +211,12 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         withdraw_letters=batch.written_before or batch.tried_before,
         truncated_below=known.get(TRUNCATED_BELOW, 0),
         truncated_below_then=known.get(TRUNCATED_BELOW_THEN, 0),
+        letters_names=[other.dead_letters for other in batch.stream.elasticsearch_outputs],
     )
+
+
+def _known_indices(place: Mapping[str, Any] | None) -> tuple[ConcreteIndex, ...]:
+    return (ConcreteIndex(place["index"], place["uuid"]),) if place and place.get("index") else ()
 
 
 def write_documents(
@@ -191,11 +225,12 @@ def write_documents(
     options: IndexingOptions,
     *,
     incarnations: BatchIncarnations | None = None,
+    settle: AtNames | None = None,
 ) -> IndexingReport:
     """Make the documents of the rows, write them, and return the report with their outcomes.
 
     The options are the output's. ``report`` in them is a URI, new for every write, beside which the Spark application
-    stores warnings and this process reads them.
+    stores warnings and this process reads them. ``settle``: see `elasticsearch_sink.index_rows`.
 
     Raises:
         UnsuitableRowsError: see ``headrace.spark.outputs.documents.prepare_documents``.
@@ -203,10 +238,10 @@ def write_documents(
         ForeignDocumentsError: the index holds documents of another source under ids of the batch.
     """
     from headrace.spark.outputs.documents import prepare_documents
-    from headrace.spark.outputs.elasticsearch_sink import index_rows
+    from headrace.spark.outputs.elasticsearch_sink import at_names, index_rows
 
     prepared = prepare_documents(frame, output, incarnations=incarnations)
-    report = index_rows(prepared, options)
+    report = index_rows(prepared, options, settle or at_names)
     if report.duplicates:
         raise _duplicate_ids(prepared, options)
     report.check_foreign()
@@ -228,12 +263,14 @@ def write_undecodable(
     changed = {"document_ids": RecordIds(), "tombstones": "dead_letter", "truncates": "dead_letter"}
     by_record = output.model_copy(update=changed)
     options = options_of(by_record, batch, report=report)
-    return index_rows(rows, replace(options, written_before=False, withdraw_letters=False))
+    # The rows are dead letters, so they name no index.
+    return index_rows(rows, replace(options, written_before=False, withdraw_letters=False, targets={}))
 
 
 def _duplicate_ids(prepared: DataFrame, options: IndexingOptions) -> DuplicateIdsError:
     """The error with examples of the ids, which are queried here: the sink's tasks only count them."""
-    of_ids = {*options.needed_columns, INCARNATION}
+    of_names = () if options.names is None else map(index_column, range(len(options.names.placeholders)))
+    of_ids = {*options.needed_columns, INCARNATION, *of_names}
     names = [name for name in prepared.columns if name in of_ids]
     examples: list[str] = []
     # A transform that is not deterministic may give no such rows now. A failing query must not replace the error.

@@ -21,7 +21,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -31,8 +31,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
+from headrace.elasticsearch.columns import REJECTED_BECAUSE, index_column
 from headrace.elasticsearch.counts import IndexingCounts, IndexingReport, warnings_beside
-from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableTargetError
+from headrace.elasticsearch.errors import DocumentsUnaccountedError, TooManyIndicesError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer, repeated_digests
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.elasticsearch.target import ConcreteIndex, Target
@@ -59,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 
 _RESULT = "counts STRING, digests BINARY, held BIGINT, deletions BINARY"
+_NAMES = "name STRING"
+_NAMES_SHOWN = 5
 
 
 _RESULT_SCHEMA = pa.schema(
@@ -70,17 +73,32 @@ _RESULT_SCHEMA = pa.schema(
 _DIGESTS_IN_A_ROW = 256 * 1024
 
 
-def index_rows(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
+AtNames = Callable[[IndexingOptions, Sequence[str]], IndexingOptions]
+"""Gives the options for a batch whose rows name these indices, with their targets."""
+
+
+def at_names(options: IndexingOptions, names: Sequence[str]) -> IndexingOptions:
+    """The options for a batch whose rows name these indices, of which no earlier batch is known."""
+    return options.with_targets(map(options.target.at, names))
+
+
+def index_rows(rows: DataFrame, options: IndexingOptions, settle: AtNames = at_names) -> IndexingReport:
     """Index the rows, with the columns of ``headrace.elasticsearch.columns``. Returns when every row has its outcome.
 
-    The caller must check the report for duplicate ids and foreign documents.
+    The caller must check the report for duplicate ids and foreign documents. Where each row has an index of its own,
+    the rows are read once before for the names, and ``settle`` gets these.
 
     Raises:
         UnsuitableRowsError: the ids need a column that the rows do not have. Nothing was written.
+        TooManyIndicesError: the rows name too many indices. Nothing was written.
         UnsuitableTargetError: the index cannot be written to, or it was replaced during the write.
         IndexingError: within Spark, some row cannot get an outcome. Others may be indexed; write them all again.
     """
     options.check_columns(rows.columns)
+    if options.names is not None and options.targets is None:
+        prepared = (*map(index_column, range(len(options.names.placeholders))), REJECTED_BECAUSE)
+        named = rows.select(*(name for name in prepared if name in rows.columns))
+        options = settle(options, _names(lambda task: named.mapInArrow(task.run, _NAMES).toArrow(), options))
     return _index(lambda task: _run_rows(task, rows), options)
 
 
@@ -95,11 +113,15 @@ def _run_rows(task: IndexingTask, rows: DataFrame) -> pa.Table:
     return rows.mapInArrow(task.run, _RESULT).toArrow()
 
 
-def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: BatchBlocks) -> IndexingReport:
+def index_blocks(
+    run: RunBlocks, options: IndexingOptions, blocks: BatchBlocks, settle: AtNames = at_names
+) -> IndexingReport:
     """Index the records of the blocks as they are, by tasks that ``run`` runs. Otherwise as `index_rows`.
 
     Raises DocumentsUnaccountedError, if the tasks read other records than those of the blocks.
     """
+    if options.names is not None and options.targets is None:
+        options = settle(options, _names(lambda task: run(task, blocks, _NAMES), options, blocks))
     report = _index(lambda task: run(task, blocks, _RESULT), options, blocks)
     if blocks.records not in (None, report.counts.rows):
         raise DocumentsUnaccountedError(
@@ -109,12 +131,29 @@ def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: BatchBlocks) 
     return report
 
 
+def _names(
+    run: Callable[[_NamesTask], pa.Table], options: IndexingOptions, blocks: BatchBlocks | None = None
+) -> list[str]:
+    """The names of the indices of all rows, in order. Nothing is sent meanwhile, so that a batch with too many names
+    leaves nothing behind, and each index is known before its first document."""
+    found = sorted(set(run(_NamesTask(options, blocks)).column("name").to_pylist()))
+    if len(found) > options.max_indices:
+        examples = ", ".join(map(repr, found[:_NAMES_SHOWN]))
+        raise TooManyIndicesError(
+            f"The rows of the batch name more than {options.max_indices} indices ({examples}, …), by index "
+            f"{options.target.name!r} of output {options.target.owner.output_id}. Nothing of the batch was sent.",
+            remedy="Name the index by something that has few values, such as a day instead of an hour, and run the "
+            "batch again. If they are meant, and the cluster can hold as many shards, raise the output's max_indices.",
+        )
+    return found
+
+
 def _index(
     run: Callable[[IndexingTask], pa.Table], options: IndexingOptions, blocks: BatchBlocks | None = None
 ) -> IndexingReport:
     watch = TargetWatch(options)
     with warnings_beside(options.report):
-        options = replace(options, target=watch.check_before())
+        options = options.with_targets(watch.check_before())
     task = IndexingTask(options, secrets.randbits(64), blocks, Part.REST if options.deletes else Part.ALL)
     written = _Written.of(run(task))
     if written.held:
@@ -123,12 +162,14 @@ def _index(
     counts.check()
     if counts.truncates:
         counts.truncated += _truncate(options, counts.truncated_below)
-    concrete = watch.check_after()
+    targets = watch.check_after()
     duplicates = repeated_digests(written.digests)
     if options.refresh:
         watch.refresh()
     logger.info("Indexed into %s: %s", options.target.name, counts.to_dict())
-    return IndexingReport(replace(options.target, concrete=concrete), counts, duplicates)
+    if options.names is not None:
+        return IndexingReport(options.target, counts, duplicates, targets)
+    return IndexingReport(targets[0], counts, duplicates)
 
 
 def _delete(run: Callable[[IndexingTask], pa.Table], task: IndexingTask, written: _Written) -> _Written:
@@ -162,6 +203,27 @@ class Part(Enum):
     REST = auto()
     """Those that do not delete. The task returns the others, or their number if they are too many."""
     DELETIONS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _NamesTask:
+    """What a task does with its rows to find the indices that they name."""
+
+    options: IndexingOptions
+    blocks: BatchBlocks | None = None
+
+    def among(self, tasks: int) -> _NamesTask:  # noqa: ARG002
+        """The task itself: it sends no requests."""
+        return self
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the names, each once, and one too many if there are too many."""
+        from headrace.elasticsearch.record_indices import distinct_names
+
+        with contextlib.ExitStack() as closed:
+            rows = batches if self.blocks is None else closed.enter_context(closing(self.blocks.read(batches)))
+            names = distinct_names(rows, self.options, self.options.max_indices + 1)
+        yield pa.record_batch([pa.array(names, pa.string())], names=["name"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,29 +336,32 @@ def withdraw_letters(options: IndexingOptions) -> int:
         timeout_seconds=options.request_timeout_seconds,
         max_retry_seconds=options.max_retry_seconds,
     ) as administration:
-        return DeadLetterIndex(administration, options.target).withdraw(options.batch_time_ms, options.attempt)
+        return DeadLetterIndex(administration, options.target).withdraw(
+            options.batch_time_ms, options.attempt, of_names=options.names is not None
+        )
 
 
 def check_unshared(options: IndexingOptions, others: Iterable[ElasticsearchOutput]) -> None:
     """Raise UnsuitableTargetError if one of the stream's other outputs writes into this index, by whatever name.
 
-    ``others`` are those whose documents may have the same ids.
+    ``others`` are those whose documents may have the same ids. Those whose rows have an index each are left out: their
+    definitions are compared.
     """
-    own: ConcreteIndex | None = None
-    for other in others:
-        own = own or TargetWatch(options).now()
-        if own is None:
+    own: list[ConcreteIndex] = []
+    for other in (other for other in others if other.names.is_plain):
+        own = own or [index for index in TargetWatch(options).now() if index is not None]
+        if not own:
             return
         theirs = None
         # What is wrong with another output's index is its own error.
         with contextlib.suppress(HeadraceError):
             target = Target.of(other, options.target.owner.stream_name)
             asking = IndexingOptions.of(other, target, batch_time_ms=options.batch_time_ms)
-            theirs = TargetWatch(replace(asking, max_retry_seconds=0, request_timeout_seconds=5)).now()
-        if theirs is not None and own.uuid is not None and own.uuid == theirs.uuid:
+            (theirs,) = TargetWatch(replace(asking, max_retry_seconds=0, request_timeout_seconds=5)).now()
+        if theirs is not None and theirs.uuid is not None and theirs.uuid in {index.uuid for index in own}:
             raise UnsuitableTargetError(
-                f"Output {other.id} writes into the same index, {own.name!r}, as {other.index!r}. Their documents have "
-                "the same ids, so that those of one output are lost.",
+                f"Output {other.id} writes into the same index, {theirs.name!r}, as {other.index_text!r}. Their "
+                "documents have the same ids, so that those of one output are lost.",
                 remedy="Give each output an index of its own.",
             )
 

@@ -430,7 +430,7 @@ def preview_letters(
     number = plan.replayable + plan.left
     will = (
         f"The documents of {plan.replayable:,} of {number:,} dead letters of output {letters.output.id} are "
-        f"indexed again into {letters.output.index}. A document or newer version that is in the index stays."
+        f"indexed again into {letters.output.index_text}. A document or newer version that is in the index stays."
     )
     will += "".join(f" {left:,} are left: {why}." for why, left in plan.left_because.items())
     refused = None if plan.replayable else "There is no dead letter that can be indexed again."

@@ -27,6 +27,16 @@ from pyspark.sql import functions as F
 def words(lines):
     return (lines.select(F.explode(F.split("value", " ")).alias("word")).groupBy("word").count().orderBy("word"))
 
+def shops(records):
+    return records.select("value.shop", "value.n", "topic", "partition", "offset")
+
+def with_headers(records):
+    return records.select("value.n", "topic", "partition", "offset", "headers", "timestamp")
+
+def shops_corrected(records):
+    named = F.expr("IF(COALESCE(shop, '') = '', 'no', LOWER(shop))")
+    return shops(records).withColumn("shop", named)
+
 def timed(records, batch):
     return records.select(F.lit(str(batch.batch_time)).alias("time"), F.lit(batch.attempt).alias("attempt")).limit(1)
 

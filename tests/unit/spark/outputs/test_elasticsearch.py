@@ -70,7 +70,7 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             writes.append(("documents", options.attempt))
             counts = IndexingCounts(rows=rows, dead_lettered=sum(rejected.values()), created=rows)
             counts.dead_letter_reasons.update(rejected)
-            return SimpleNamespace(counts=counts, target=options.target)
+            return IndexingReport(options.target, counts)
 
         def letters(*_: Any, **__: Any) -> Any:
             writes.append("undecodable")
@@ -131,7 +131,7 @@ def test_the_batch_of_a_transforms_test_has_no_manifest() -> None:
         manifest_uri="",
         from_kafka=False,
         earlier=(),
-        stream=SimpleNamespace(name="shop", kafka_inputs=()),
+        stream=SimpleNamespace(name="shop", kafka_inputs=(), elasticsearch_outputs=()),
         batch_time_ms=10_000,
         attempt=1,
         written_before=False,
