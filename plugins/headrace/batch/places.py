@@ -94,6 +94,8 @@ def _marks(
     ledger: Ledger, stream_name: str, output: ElasticsearchOutput, batch_time_ms: int, target: str
 ) -> tuple[int, int]:
     """`TRUNCATED_BELOW` and `TRUNCATED_BELOW_THEN` of the output's place."""
+    if not ledger.attempts.newest_with(stream_name, [f'"{TRUNCATED_BELOW}"'], 1, target=None, until_ms=LAST_MS):
+        return 0, 0
     place = place_of(output, None)
     # A stream may go on in the index of one of its replays. A replay begins with an index of its own.
     by: dict[str, Any] = {"target": target or None}
@@ -101,9 +103,12 @@ def _marks(
     then = _then(_marked(ledger, stream_name, place, batch_time_ms, **by)) if below else 0
     if not target:
         return below, then
-    there = ledger.attempts.newest_with(stream_name, [f'"{PLACE}"'], 1, output_id=output.step, until_ms=batch_time_ms)
-    for row in there:
-        then = max(then, _then(_marked(ledger, stream_name, row.counts[PLACE], batch_time_ms - 1, target="")))
+    rows = ledger.attempts.newest_with(
+        stream_name, [f'"{PLACE}"'], _ROWS, output_id=output.step, until_ms=batch_time_ms
+    )
+    there = next((row.counts[PLACE] for row in rows if PLACE in row.counts), None)
+    if there is not None:
+        then = max(then, _then(_marked(ledger, stream_name, there, batch_time_ms - 1, target="")))
     return max(below, then), then
 
 
@@ -121,9 +126,12 @@ def _marked(
     """
     of: dict[str, Any] = {"target": target, "until_ms": until_ms}
     found: list[Any] = []
-    # The list of hosts may have got other nodes of the cluster since.
-    for server in [place["server"]] if isinstance(place["server"], str) else place["server"]:
-        texts = [f'"{TRUNCATED_BELOW}"', *_texts({**place, "server": server})]
+    server: str | list[str] = place["server"]
+    # The list of hosts may have got other nodes of the cluster since, and one may be written in another way.
+    for of_server in (
+        [f'"{server}"'] if isinstance(server, str) else [host.split("//")[-1].strip("/") for host in server]
+    ):
+        texts = _plain([f'"{TRUNCATED_BELOW}"', json.dumps(place["name"]), of_server])
         rows = ledger.attempts.newest_with(stream_name, texts, _ROWS_ANY, **of)
         found += [(row.counts or {}).get(PLACE) for row in rows]
         found += ledger.attempts.repeated_with(stream_name, PLACE, texts, **of)
@@ -134,8 +142,12 @@ def _texts(place: Mapping[str, Any]) -> list[str]:
     """What JSON of this server and name contains: see `Attempts.newest_with`."""
     server: str | list[str] = place["server"]
     of_server = [f'"{server}"'] if isinstance(server, str) else [f'["{server[0]}"', f'"{server[-1]}"]']
-    # The databases write other characters than ASCII, and blanks, differently.
-    return [text for text in (json.dumps(place["name"]), *of_server) if text.isascii() and "\\" not in text]
+    return _plain([json.dumps(place["name"]), *of_server])
+
+
+def _plain(texts: Iterable[str]) -> list[str]:
+    """Those that the databases write alike: other characters than ASCII, and blanks, they write differently."""
+    return [text for text in texts if text.isascii() and "\\" not in text]
 
 
 def _is_same(found: Any, place: Mapping[str, Any]) -> bool:
@@ -144,10 +156,12 @@ def _is_same(found: Any, place: Mapping[str, Any]) -> bool:
 
 def _is_of_cluster(found: Any, place: Mapping[str, Any]) -> bool:
     """Whether both are of one name, and of one server or of lists of hosts with a common one."""
+    from headrace.stream.outputs import host_address
+
     if not isinstance(found, dict) or found.get("name") != place["name"]:
         return False
     servers = (found.get("server"), place["server"])
-    hosts = [set(server) for server in servers if isinstance(server, list)]
+    hosts = [set(map(host_address, server)) for server in servers if isinstance(server, list)]
     return not hosts[0].isdisjoint(hosts[1]) if len(hosts) == 2 else servers[0] == servers[1]
 
 

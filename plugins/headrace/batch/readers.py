@@ -38,12 +38,22 @@ class ReaderUnfitError(HeadraceError):
 
 @dataclass(frozen=True)
 class BatchReaders:
-    """``stream`` has decoders whose columns are known. ``facts`` are those of `READERS`. ``use``: for what the decoders
-    keep values."""
+    """``stream`` has decoders whose columns are known. ``facts`` are those of `READERS`. ``first``: the decoders, as
+    "input.field", whose records have never been decoded to their end. ``is_look``: nothing is kept."""
 
     stream: Stream
     facts: Mapping[str, Any] = field(default_factory=dict)
-    use: KeptUse = "repeat"
+    first: frozenset[str] = frozenset()
+    is_look: bool = False
+
+    def uses(self, source: Input) -> dict[str, KeptUse]:
+        """For what the decoders of keys and values keep what they look up, by "key" and "value"."""
+        found: dict[str, KeptUse] = {}
+        for name in source.decoders:
+            is_first = f"{source.id}.{name}" in self.first
+            looking: KeptUse = "first_look" if is_first else "look"
+            found[name.removesuffix("_decoder")] = looking if self.is_look else "first_run" if is_first else "repeat"
+        return found
 
     @classmethod
     def of(
@@ -67,10 +77,11 @@ class BatchReaders:
             return cls(stream)
         target = "" if claim is None else claim.target
         known = attempts.pinned(context.name, batch_time_ms, READERS, target=target)
-        decoded_by = attempts.decoded_by(context.name, [batch_time_ms], READERS, target=target).get(batch_time_ms)
+        decoded = attempts.decoded_by(context.name, [batch_time_ms], READERS, target=target).get(batch_time_ms)
+        decoded_by = None if decoded is None else decoded[0]
         choice = _Choice(stream, known, decoded_by)
         if claim is None:
-            return cls(choice.stream, choice.facts, "first_look" if choice.is_first else "look")
+            return cls(choice.stream, choice.facts, frozenset(choice.first), is_look=True)
         for told in choice.told:
             warn(told)
         if choice.new:
@@ -86,34 +97,62 @@ class BatchReaders:
                 )
             # Last: if this process ends before, the next batch tells of the change.
             choice.record()
-        return cls(choice.stream, choice.facts, "first_run" if choice.is_first else "repeat")
+        return cls(choice.stream, choice.facts, frozenset(choice.first))
 
     def by_registry(
-        self, context: StreamContext, batch_time_ms: int, origins: Sequence[BatchOrigin]
+        self,
+        context: StreamContext,
+        batch_time_ms: int,
+        origins: Sequence[BatchOrigin],
+        *,
+        by_state: bool = False,
     ) -> list[tuple[BatchReaders, list[BatchOrigin]]]:
         """The batches that this one reads, as a window does, by those that have the registries of their ids. The
-        schemas of the columns are the same for all."""
-        times = [origin.batch_time_ms for origin in origins if origin.batch_time_ms != batch_time_ms]
-        if not self.facts or not times:
-            return [(self, [*origins])]
-        decoded_by = context.ledger.attempts.decoded_by(context.name, times, READERS)
-        groups: dict[tuple[tuple[str, str, str], ...], list[BatchOrigin]] = {}
-        for origin in origins:
-            others = _other_registries(self.stream, decoded_by.get(origin.batch_time_ms, {}))
-            groups.setdefault(tuple(others), []).append(origin)
-        return [(self._by_others(others) if others else self, found) for others, found in groups.items()]
+        schemas of the columns are the same for all.
 
-    def _by_others(self, others: Sequence[tuple[str, str, str]]) -> BatchReaders:
-        changed = []
+        A batch that has decoded nothing itself may have been decoded by the window of a later one, of those that are
+        given. One that never was is read as one that runs first. ``by_state``: they leave a state, which they had
+        entered by the registries that it recorded.
+        """
+        in_order = sorted(origins, key=lambda origin: origin.batch_time_ms)
+        times = [origin.batch_time_ms for origin in in_order]
+        if not self.facts or times in ([], [batch_time_ms]):
+            return [(self, in_order)]
+        decoded = context.ledger.attempts.decoded_by(context.name, times, READERS, by_state=by_state)
+        groups: dict[tuple[tuple[str, str, str], ...] | None, list[BatchOrigin]] = {}
+        for number, origin in enumerate(in_order):
+            later = (decoded.get(time) for time in times[number:])
+            facts = next((each[0] for nth, each in enumerate(later) if each is not None and each[1] > nth), None)
+            if origin.batch_time_ms == batch_time_ms:
+                by: tuple[tuple[str, str, str], ...] | None = ()
+            else:
+                by = None if facts is None else tuple(_other_registries(self.stream, facts))
+            groups.setdefault(by, []).append(origin)
+        return [(self if by == () else self._by(by, context.stream), found) for by, found in groups.items()]
+
+    def _by(self, registries: Sequence[tuple[str, str, str]] | None, given: Stream) -> BatchReaders:
+        """The readers by other registries, of inputs and decoders; None: as the definition ``given`` has them, for
+        batches that are read first."""
+        framed = [(each.id, name) for each in given.inputs for name, by in each.decoders.items() if by.is_framed]
+        if registries is None:
+            registries = [
+                (each.id, name, each.decoders[name].connection_ids[0])
+                for each in given.inputs
+                for name in each.decoders
+                if (each.id, name) in framed
+            ]
+            first = frozenset(f"{source}.{name}" for source, name in framed)
+        else:
+            first = frozenset()
+        inputs = []
         for source in self.stream.inputs:
             decoders = {
                 name: source.decoders[name].with_registry(registry)
-                for input_id, name, registry in others
+                for input_id, name, registry in registries
                 if input_id == source.id
             }
-            changed.append(source.model_copy(update=decoders))
-        stream = self.stream.model_copy(update={"inputs": tuple(changed)})
-        return replace(self, stream=stream, use="look" if self.use in ("first_look", "look") else "repeat")
+            inputs.append(source.model_copy(update=decoders))
+        return replace(self, stream=self.stream.model_copy(update={"inputs": tuple(inputs)}), first=first)
 
 
 def _other_registries(stream: Stream, facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -168,7 +207,9 @@ def ask_reader(
     if question is None:
         return AskedReader(decoder.with_reader(None, part))
     subject = _subject(source, question, part)
-    kept = KeptSchemas(KeptValues(decoder.kept_url(stream.folder_url), "look"), question.registry)
+    registry = question.registry if pinned is None else pinned["registry"]
+    kept = KeptSchemas(KeptValues(decoder.kept_url(stream.folder_url), "look"), registry)
+    where = f"{source.id}.{field_name}"
     before = None
     if pinned is not None:
         reader = RecordedReader(pinned["subject"], pinned["version"], pinned["sha256"])
@@ -179,13 +220,13 @@ def ask_reader(
             return AskedReader(decoder)
         reader, found = RecordedReader(subject, question.version, digest_of(version)), version
     elif how == "recorded":
-        known = kept.recorded(subject)
+        known = kept.recorded(where, subject)
         if known is None:
             return AskedReader(decoder)
         reader, found = known, kept.of_reader(known)
     else:
         reader, found = kept.newest(subject)
-        last = kept.recorded(subject)
+        last = kept.recorded(where, subject)
         before = None if last == reader else last
     made = _with_reader(decoder, found, part, question, f"version {reader.version} of subject {subject!r}")
     former = None if before is None else _column_by(decoder, kept, before, part)
@@ -216,7 +257,7 @@ class _Choice:
 
     These are known by the decoder, the registry and the subject: a definition that names others has another question.
     ``decoded_by``: those of a batch that was decoded to its end. They stay, whatever the definition names, but for a
-    schema of its own. ``is_first``: records of some decoder have never been decoded to their end. ``told``: what a
+    schema of its own. ``first``: the decoders whose records have never been decoded to their end. ``told``: what a
     person should know.
     """
 
@@ -225,8 +266,8 @@ class _Choice:
         self._known = known
         self._decoded_by = decoded_by or {}
         self.told: list[str] = []
-        self.is_first = False
-        self._asked: dict[str, tuple[SchemaQuestion, AskedReader]] = {}
+        self.first: set[str] = set()
+        self._asked: dict[str, tuple[str, SchemaQuestion, AskedReader]] = {}
         self.changes: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         self.new: dict[str, Any] = {}
@@ -234,7 +275,7 @@ class _Choice:
 
     def keep(self) -> None:
         """Keep the schemas of the new readers."""
-        for question, asked in self._asked.values():
+        for _, question, asked in self._asked.values():
             if asked.found is None:
                 continue
             if question.version is not None and asked.reader is not None:
@@ -244,9 +285,9 @@ class _Choice:
 
     def record(self) -> None:
         """Record the new readers as those that the last batch began with."""
-        for question, asked in self._asked.values():
+        for where, question, asked in self._asked.values():
             if asked.reader is not None and question.version is None:
-                self._writing(asked).record(asked.reader)
+                self._writing(asked).record(where, asked.reader)
 
     def _writing(self, asked: AskedReader) -> KeptSchemas:
         (registry,) = asked.decoder.connection_ids
@@ -272,13 +313,14 @@ class _Choice:
         asked = ask_reader(self._given, source, name, pinned=pinned)
         reader = {} if asked.reader is None else asked.reader.to_json()
         self.facts[fact] = {"registry": registry if recorded is None else recorded["registry"], **reader}
-        self.is_first = self.is_first or recorded is None
+        if recorded is None:
+            self.first.add(where)
         if pinned is None and recorded is None:
             self._tell_of_another(where, registry)
         if pinned is None and fact not in self._known:
             self.new[fact] = self.facts[fact]
             if question is not None:
-                self._asked[fact] = (question, asked)
+                self._asked[fact] = (where, question, asked)
         if asked.reader is not None and asked.before is not None and asked.differences:
             versions = {"version_before": asked.before.version, "version": asked.reader.version}
             change = {"decoder": where, "subject": asked.reader.subject, **versions}

@@ -10,7 +10,7 @@ Values are kept under these names, with ``r`` as a digest of the connection's id
 ``schema-<sha256>``             a schema, by the digest of what is kept
 ``id-<r>-<id>``                 the digest of the schema of this id, or GUID
 ``version-<r>-<subject>-<n>``   the digest of the schema of a subject's version
-``reader-<subject>-<n>``        the n-th schema that was the newest of its subject when a batch began
+``reader-<decoder>-<n>``        the n-th schema that was the newest of a decoder's subject when a batch began
 ==============================  ==============================================================================
 """
 
@@ -136,19 +136,19 @@ class KeptSchemas:
         found = self._open(self._connection_id).version(subject)
         return RecordedReader(subject, found.version or 0, _kept_as(found)[0]), found
 
-    def record(self, reader: RecordedReader) -> None:
-        """Record the version that a batch has begun with, unless it is the last recorded one. Its schema is kept
-        already. Raises as `KeptValues.keep` does."""
+    def record(self, where: str, reader: RecordedReader) -> None:
+        """Record the version that a batch has begun with at this decoder, unless it is the last recorded one. Its
+        schema is kept already. Raises as `KeptValues.keep` does."""
         value = json.dumps(reader.to_json()).encode()
         while True:
-            number, last = self._last_recorded(reader.subject)
-            name = f"reader-{_digest(reader.subject)}-{number + 1:06}"
+            number, last = self._last_recorded(where, reader.subject)
+            name = f"{_reader_prefix(where, reader.subject)}{number + 1:06}"
             if last == reader or self._kept.keep(name, value) == value:
                 return
 
-    def recorded(self, subject: str) -> RecordedReader | None:
-        """The version of a subject that was recorded last; None if no batch has begun with one."""
-        return self._last_recorded(subject)[1]
+    def recorded(self, where: str, subject: str) -> RecordedReader | None:
+        """The version of a subject that was recorded last at this decoder; None if no batch has begun with one."""
+        return self._last_recorded(where, subject)[1]
 
     def of_digest(self, sha256: str, found: RegisteredSchema | None = None) -> RegisteredSchema:
         """The schema that is kept under this digest; ``found``, if it is this one.
@@ -205,8 +205,8 @@ class KeptSchemas:
             "then asked once more.",
         )
 
-    def _last_recorded(self, subject: str) -> tuple[int, RecordedReader | None]:
-        names = self._kept.names(f"reader-{_digest(subject)}-")
+    def _last_recorded(self, where: str, subject: str) -> tuple[int, RecordedReader | None]:
+        names = self._kept.names(_reader_prefix(where, subject))
         if not names:
             return 0, None
         reader = None
@@ -214,6 +214,10 @@ class KeptSchemas:
         with contextlib.suppress(ValueError, TypeError):
             reader = RecordedReader(**json.loads(self._kept.get(names[-1]) or b""))
         return int(names[-1].rpartition("-")[2]), reader
+
+
+def _reader_prefix(where: str, subject: str) -> str:
+    return f"reader-{_digest(f'{where} of {subject}')}-"
 
 
 def digest_of(found: RegisteredSchema) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -398,7 +398,7 @@ def export_batch(
     source = next(each for each in readers.stream.inputs if each.id == source.id)
     spark = open_session()
     read = partial(read_records, spark, source, [origin])
-    rows = exported(spark, source, read, context.stream.folder_url, use=readers.use)
+    rows = exported(spark, source, read, context.stream.folder_url, readers.uses(source))
     folder = Path(tempfile.mkdtemp(prefix=".headrace-export-", dir=path.parent))
     try:
         _write(rows, folder / "rows", spark)
@@ -411,11 +411,13 @@ def export_batch(
     return ExportedBatch(context.name, batch_time_ms, source.id, str(path), records, undecodable, path.stat().st_size)
 
 
-def exported(spark: SparkSession, source: Input, read: Reader, folder_url: str, *, use: KeptUse) -> DataFrame:
+def exported(
+    spark: SparkSession, source: Input, read: Reader, folder_url: str, uses: Mapping[str, KeptUse]
+) -> DataFrame:
     """An input's records as the file has them: decoded, with their bytes and the reason why they do not decode."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    decoding = RecordDecoding.of(source, spark, folder_url, use=use)
+    decoding = RecordDecoding.of(source, spark, folder_url, uses=uses)
     if decoding is None:
         raw = read().withColumn(RAW_KEY, F.col("key")).withColumn(RAW_VALUE, F.col("value"))
         return raw.withColumn(REASON, F.lit(None).cast("string"))

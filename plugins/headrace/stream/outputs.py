@@ -611,7 +611,7 @@ class ElasticsearchOutput(OutputDefinition):
         cluster."""
         if self.connection is not None:
             return self.connection == other.connection
-        return not {_host(host) for host in self.hosts}.isdisjoint(_host(host) for host in other.hosts)
+        return not {host_address(host) for host in self.hosts}.isdisjoint(host_address(host) for host in other.hosts)
 
     def shares_ids(self, other: ElasticsearchOutput) -> bool:
         """Whether documents of both may have the same ids, so that the outputs need an index each."""
@@ -641,7 +641,7 @@ def _as_columns(ids: RecordIds | KeyIds | ColumnIds) -> tuple[str, ...] | None:
     return None if ids.rows else ("topic", "partition", "offset")
 
 
-def _host(text: str) -> str:
+def host_address(text: str) -> str:
     """The address with its port, so that two ways to write it are equal."""
     parts = urlsplit((text if "://" in text else f"http://{text}").rstrip("/").lower())
     return f"{parts.scheme}://{parts.hostname}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}{parts.path}"

@@ -91,7 +91,8 @@ class Shop:
 
     def allocate(self, *values: bytes | None) -> int:
         """A batch of these values; its time."""
-        self.batch.add(records(values, topic=self.topic.name, first_offset=self._next))
+        if values:
+            self.batch.add(records(values, topic=self.topic.name, first_offset=self._next))
         self._next += len(values)
         return int(self.batch.allocate())
 
@@ -139,9 +140,26 @@ class Shop:
         self, time_ms: int, *, claim: Any = None, told: list[str] | None = None, **decoder: Any
     ) -> BatchReaders:
         """The readers of a batch; without a claim those that a preview has. ``told`` gets the lines of the log."""
-        context = StreamContext(self.definition(**decoder), self.batch.ledger)
+        return self.readers_of(self.definition(**decoder), time_ms, claim=claim, told=told)
+
+    def readers_of(
+        self, stream: Stream, time_ms: int, *, claim: Any = None, told: list[str] | None = None
+    ) -> BatchReaders:
         lines: list[str] = [] if told is None else told
-        return BatchReaders.of(context, time_ms, claim=claim, warn=lines.append)
+        return BatchReaders.of(StreamContext(stream, self.batch.ledger), time_ms, claim=claim, warn=lines.append)
+
+    def add_output(self, **output: Any) -> None:
+        """Give the stream another output, before the others."""
+        self._outputs = {**output, **self._outputs}
+        stream = self.definition()
+        self.batch.ledger.streams.register(
+            stream.name,
+            stream.to_json(),
+            batch_interval_ms=stream.batch_interval_ms,
+            block_interval_ms=stream.block_interval_ms,
+            outputs=stream.steps,
+            ordered=stream.is_ordered,
+        )
 
     def complete(self, time_ms: int, **decoder: Any) -> BatchReaders:
         """Record a batch as decoded and written, without Spark."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 from tests.integration.conftest import new_server_folder
 from tests.integration.spark.registry_shop import FIRST, SECOND, Define, Shop, connect, order
@@ -18,7 +19,7 @@ from headrace.devstack.registry import RegistryServer
 from headrace.ledger.states import EventKind
 from headrace.registry.schemas import KeptSchemaMissingError
 from headrace.spark.preview import preview_batch
-from headrace.stream import Window
+from headrace.stream import AvroDecoder, Stream, Window
 from headrace.stream_context import StreamContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_data")]
@@ -136,6 +137,79 @@ def test_a_window_reads_each_batch_by_its_registry(
     assert result.outputs["windowed"]["undecodable"] == 0
 
 
+def test_a_window_vouches_for_the_batches_that_it_has_read(
+    spark: SparkSession, own_registry: RegistryServer, connections: Define, shop_of: Callable[..., Shop]
+) -> None:
+    """Those at which it was not due have decoded nothing themselves."""
+    shop = shop_of(own_registry, windowed={"window": Window(length="40 s", slide="20 s")})
+    value, times = shop.topic.framed(THEN, **ROW), []
+    while len(times) < 2 or times[-1] % 20_000:
+        times.append(shop.allocate(value))
+        shop.run(spark, times[-1])
+    own_registry.stop()
+    with new_server_folder() as folder, RegistryServer(folder, port=own_registry.port) as again:
+        other = connect(connections, again.url)
+        for _ in range(2):
+            last_ms = shop.allocate(shop.topic.framed(NOW, **ROW))
+            shop.run(spark, last_ms, registry=other)
+    assert last_ms == times[-1] + 20_000
+    assert shop.written("windowed") == [ROW] * len(shop.written("windowed"))
+
+
+def test_what_a_window_reads_first_is_asked_for(spark: SparkSession, set_up_again: Callable[..., SetUpAgain]) -> None:
+    """Its own batch was decoded by another output, which has not read the earlier batch."""
+    made = set_up_again(windowed={"window": Window(length="20 s", slide="20 s")})
+    shop = made.shop
+    shop.run(spark, shop.allocate(shop.topic.framed(NOW, **ROW)))
+    shop.add_output(plain={})
+    time_ms = shop.allocate()
+    for _ in range(2):
+        with pytest.raises(Exception, match=REFUSED):
+            shop.run(spark, time_ms)
+    with pytest.raises(Exception, match=REFUSED):
+        preview_batch(StreamContext(shop.definition(), shop.batch.ledger), time_ms, lambda: spark, output_id="windowed")
+    shop.run(spark, time_ms, registry=made.other)
+    assert shop.written("windowed")[-1] == ROW
+
+
+def test_a_new_decoder_asks_for_its_own_ids_only(
+    spark: SparkSession, own_registry: RegistryServer, connections: Define, shop_of: Callable[..., Shop]
+) -> None:
+    shop = shop_of(own_registry)
+    time_ms = shop.allocate(shop.topic.framed(FIRST, id=1))
+    shop.run(spark, time_ms)
+    own_registry.stop()
+    given = shop.definition()
+    keys = AvroDecoder(registry=connect(connections, "http://127.0.0.1:1"), schema_text=json.dumps(FIRST))
+    source = given.inputs[0].model_copy(update={"key_decoder": keys})
+    changed = Stream(**{**dict(given), "inputs": source})
+    result = shop.attempt(spark, shop.batch.begin(time_ms, force=True), stream=changed)
+    assert result.outputs["parquet"]["undecodable"] == 1, "its key has no frame"
+
+
+def test_two_decoders_of_a_subject_have_records_of_their_own(
+    registry: RegistryServer, own_registry: RegistryServer, connections: Define, shop_of: Callable[..., Shop]
+) -> None:
+    """They read topics of one name from two clusters, and so two registries."""
+    shop = shop_of(registry)
+    topic = shop.topic
+    topic.register(FIRST)
+    there = SchemaRegistryClient({"url": own_registry.url})
+    there.register_schema(f"{topic.name}-value", Schema(json.dumps(SECOND), "AVRO"))
+    given = shop.definition()
+    by_other = AvroDecoder(registry=connect(connections, own_registry.url))
+    second = given.inputs[0].model_copy(update={"id": "second", "value_decoder": by_other})
+    stream = Stream.model_construct(**{**dict(given), "inputs": (given.inputs[0], second)})
+    for _ in range(3):
+        time_ms = shop.allocate()
+        claim = shop.batch.begin(time_ms)
+        shop.readers_of(stream, time_ms, claim=claim)
+        shop.batch.ledger.attempts.fail(claim, "so that the next one has the slot")
+    folder = Path(stream.folder_url)
+    assert len([file for file in folder.rglob("reader-*") if file.is_file()]) == 2
+    assert not shop.batch.ledger.events.latest(stream.name, [EventKind.SCHEMA_CHANGED])
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_replay_of_a_refused_batch_is_refused(
     spark: SparkSession, set_up_again: Callable[..., SetUpAgain], begun: bool
@@ -178,9 +252,9 @@ def test_an_output_run_again_keeps_the_registry(
         attempt = shop.batch.begin(time_ms, outputs=[output], force=True)
         readers = shop.readers(time_ms, claim=attempt, registry=other)
         assert [fact["registry"] for fact in readers.facts.values()] == [shop.connection]
-        assert readers.use == "repeat"
+        assert not readers.first
         ledger.attempts.fail(attempt, "the disk is full")
-    assert shop.readers(time_ms, registry=other).use == "look"
+    assert not shop.readers(time_ms, registry=other).first
 
 
 def test_a_decoded_batch_keeps_its_subject(

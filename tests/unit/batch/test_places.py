@@ -223,6 +223,7 @@ def test_a_truncate_holds_for_other_hosts_of_the_cluster(orders: Orders) -> None
     hosts = ("http://h:3", "http://h:1", "http://h:2")
     wider, other = (APPLYING.model_copy(update={"hosts": some}) for some in (hosts, hosts[::2]))
     orders.run(2, truncate=700)
+    assert orders.mark(3, APPLYING.model_copy(update={"hosts": ("http://h:1/",)}))[0] == 700
     orders.run(*range(3, 6), output=other)
     assert orders.mark(6, wider)[0] == 700
     orders.run(6, output=wider)

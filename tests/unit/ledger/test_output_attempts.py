@@ -568,6 +568,28 @@ def test_a_fact_of_a_batch_holds_for_all_its_attempts(two: Batches) -> None:
     assert two.attempts.pin(two.begin("files", at=T2), "readers", {"a": 8}) == {"a": 7}
 
 
+def test_results_that_decoded_their_records_say_how(build: Any) -> None:
+    """A state has decoded what entered it. An output that was not due, or found no record, has decoded nothing."""
+    given = Batches(build(outputs=("state", "index", "files"), ordered=True))
+
+    def record(output: str, **counts: Any) -> None:
+        attempt = given.begin(output, force=True)
+        given.ledger.attempts.record_output(attempt, output, counts)
+        given.attempts.complete(attempt)
+
+    def decoded(**options: Any) -> Any:
+        return given.attempts.decoded_by("flights", [T1, T2], "readers", **options)
+
+    record("state", readers={"a": "of the state"})
+    record("index", skipped="the window is not due")
+    assert (decoded(), decoded(by_state=True)) == ({}, {T1: ({"a": "of the state"}, 1)})
+    record("index", readers={"a": 1}, undecodable=0, batches=3)
+    record("files", readers={"a": 2}, undecodable=0)
+    assert decoded() == {T1: ({"a": 2}, 3)}
+    given.begin("files", force=True)
+    assert decoded() == {T1: ({"a": 2}, 3)}, "it runs again"
+
+
 def test_the_change_that_a_fact_brings_is_an_event_once(two: Batches) -> None:
     """In the transaction of the fact: a process that ends between them would never tell of it."""
     first, second = two.begin("index"), two.begin("files")

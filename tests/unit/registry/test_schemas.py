@@ -84,19 +84,19 @@ def test_the_newest_version_is_recorded_when_it_changes(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     schemas.keep(found)
     for _ in range(2):
-        schemas.record(first)
+        schemas.record("in.value_decoder", first)
     assert len(list(tmp_path.glob("reader-*"))) == 1
     answers.versions.append(schema("B"))
     second, _ = schemas.newest("orders-value")
     assert second.version == 2
-    assert schemas.recorded("orders-value") == first
-    schemas.record(second)
-    assert kept(tmp_path, answers).recorded("orders-value") == second
-    assert kept(tmp_path, answers).recorded("orders-key") is None
+    assert schemas.recorded("in.value_decoder", "orders-value") == first
+    schemas.record("in.value_decoder", second)
+    assert kept(tmp_path, answers).recorded("in.value_decoder", "orders-value") == second
+    assert kept(tmp_path, answers).recorded("in.key_decoder", "orders-key") is None
     assert kept(tmp_path, answers).of_digest(first.sha256).schema == schema("A").schema
     # A version that was taken back is the newest one again.
-    schemas.record(first)
-    assert kept(tmp_path, answers).recorded("orders-value") == first
+    schemas.record("in.value_decoder", first)
+    assert kept(tmp_path, answers).recorded("in.value_decoder", "orders-value") == first
 
 
 def test_a_named_version_is_asked_for_once(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKi
 from headrace.ledger.streams import at_revision
 
 _UNDECODABLE = "undecodable"
+_BATCHES = "batches"
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
 
@@ -220,27 +221,38 @@ class Attempts(Repository):
             return _facts(connection, stream_name, batch_time_ms, target, name)
 
     def decoded_by(
-        self, stream_name: str, batch_times: Sequence[int], name: str, *, target: str = ""
-    ) -> dict[int, dict[str, Any]]:
-        """Return the facts by which the records of these batches were decoded to their end, by batch time.
+        self,
+        stream_name: str,
+        batch_times: Sequence[int],
+        name: str,
+        *,
+        target: str = "",
+        by_state: bool = False,
+    ) -> dict[int, tuple[dict[str, Any], int]]:
+        """Return the facts by which the records of these batches were decoded, and how many batches were, the last of
+        which is this one, by batch time.
 
-        They are those of the newest result that counts its undecodable records, as all do that have decoded every
-        input: a window that was not due and a state have none. A batch without such a result is left out.
+        The facts are those of the newest result that counts its undecodable records, as all do that have decoded every
+        input to its end. A batch without such a result is left out; a later window may have decoded it.
 
         Args:
             name: the name of the count that has the facts.
             target: the name of a replay, whose results count for a batch that has none of its own.
+            by_state: of results of the state, which has decoded what entered it.
         """
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, tuple[dict[str, Any], int]] = {}
         of_batch = (batch_outputs.c.stream == stream_name, batch_outputs.c.state == AttemptState.COMPLETED)
         with self._database.read() as connection:
             for part in chunks(batch_times):
-                query = select(batch_outputs.c.batch_time_ms, batch_outputs.c.counts).where(
+                query = select(batch_outputs.c.batch_time_ms, batch_outputs.c.output_id, batch_outputs.c.counts).where(
                     *of_batch, batch_outputs.c.batch_time_ms.in_(part), batch_outputs.c.target.in_({"", target})
                 )
                 for row in connection.execute(query.order_by(batch_outputs.c.target.desc(), batch_outputs.c.attempt)):
-                    if name in row.counts and _UNDECODABLE in row.counts:
-                        found[row.batch_time_ms] = row.counts[name]
+                    of_state = row.output_id == STATE_STEP
+                    if name in row.counts and of_state == by_state and (of_state or _UNDECODABLE in row.counts):
+                        known = found.get(row.batch_time_ms)
+                        batches = max(row.counts.get(_BATCHES, 1), 1 if known is None else known[1])
+                        found[row.batch_time_ms] = row.counts[name], batches
         return found
 
     def record_output(

@@ -192,8 +192,6 @@ class _AttemptRun:
             self._failures[step] = error
             self._attempt.report(f"{name} failed")
             return
-        if self._readers:
-            counts = {**counts, READERS: dict(self._readers)}
         counts = {**counts, "duration_seconds": round(self._clock.monotonic() - started, 3)}
         version = code_version(self._attempt.stream, [step])
         self._ledger.attempts.record_output(self._claim, step, counts, code_version=version)
@@ -203,11 +201,17 @@ class _AttemptRun:
     def _update_state(self, plan: AttemptPlan, inputs: BatchInputs) -> Counts:
         from headrace.spark.state.updating import update_state
 
-        leaving = inputs.decoded(plan.leaving) if plan.leaving else None
+        leaving = inputs.decoded(plan.leaving, by_state=True) if plan.leaving else None
         entering = inputs.decoded((plan.own,))
-        return update_state(
+        counts = update_state(
             self._attempt.spark, self._attempt.stream, entering, self._written_batch(plan), leaving=leaving
         )
+        return {**counts, **self._read_by}
+
+    @property
+    def _read_by(self) -> Counts:
+        """The count by which later attempts know how the records were decoded; none if a step decoded no record."""
+        return {READERS: dict(self._readers)} if self._readers else {}
 
     def _write(self, plan: AttemptPlan, output: OutputPlan, inputs: BatchInputs, frames: OutputFrames) -> Counts:
         if output.skipped is not None:
@@ -225,7 +229,7 @@ class _AttemptRun:
         incarnations = partial(inputs.incarnations, output.origins)
         self._begun.add(step)
         counts = writer.write(frame, self._written_batch(plan, output, lambda: undecodable()[1], incarnations))
-        return {"undecodable": undecodable()[0], **batches, **counts}
+        return {"undecodable": undecodable()[0], **batches, **counts, **self._read_by}
 
     def _undecodable(self, output: OutputPlan, inputs: BatchInputs) -> tuple[int, Mapping[str, DataFrame]]:
         number, frames = inputs.undecodable(output.fresh)

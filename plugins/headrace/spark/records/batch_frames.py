@@ -56,14 +56,14 @@ def read_inputs(
     origins: Sequence[BatchOrigin],
     partitions: int | None = None,
     *,
-    use: KeptUse = "repeat",
+    uses: Callable[[Input], Mapping[str, KeptUse]] = lambda _: {},
 ) -> dict[str, DecodedInput]:
     """Every input of the stream, by id, with the records of all these batches, each once.
 
     Args:
         origins: the batches, from ``ledger.batches.origins``; if there are none, the frames are empty.
         partitions: about how many tasks read an input; by default `parallelism`.
-        use: see `headrace.kept_values.KeptValues`.
+        uses: for what decoders keep values: see `BatchReaders.uses`.
     """
     copies = CopySettings.of(stream.storage)
     return {
@@ -72,7 +72,7 @@ def read_inputs(
             source,
             partial(read_records, spark, source, origins, partitions=partitions, copies=copies),
             stream.folder_url,
-            use=use,
+            uses=uses(source),
         )
         for source in stream.inputs
     }
@@ -135,20 +135,21 @@ class BatchInputs:
         """``pins``: whether the schemas that a registry's records are read by are recorded with the batch."""
         self._attempt = attempt
         self._pins = pins
-        self._inputs: dict[Origins, dict[str, DecodedInput]] = {}
+        self._inputs: dict[tuple[Origins, bool], dict[str, DecodedInput]] = {}
         self._incarnations: dict[Origins, BatchIncarnations] = {}
         self._undecodable: dict[Origins, tuple[int, dict[str, DataFrame]]] = {}
 
-    def of(self, origins: Origins) -> dict[str, DecodedInput]:
-        """Every input, by id, with its records of these batches."""
-        if origins not in self._inputs:
+    def of(self, origins: Origins, *, by_state: bool = False) -> dict[str, DecodedInput]:
+        """Every input, by id, with its records of these batches. ``by_state``: as they entered the state."""
+        key = (origins, by_state)
+        if key not in self._inputs:
             attempt, readers = self._attempt, self.readers
             parts = [
-                read_inputs(attempt.spark, by.stream, some, attempt.partitions, use=by.use)
-                for by, some in readers.by_registry(attempt.context, attempt.batch_time_ms, origins)
+                read_inputs(attempt.spark, by.stream, some, attempt.partitions, uses=by.uses)
+                for by, some in readers.by_registry(attempt.context, attempt.batch_time_ms, origins, by_state=by_state)
             ]
-            self._inputs[origins] = {name: _together([part[name] for part in parts]) for name in parts[0]}
-        return self._inputs[origins]
+            self._inputs[key] = {name: _together([part[name] for part in parts]) for name in parts[0]}
+        return self._inputs[key]
 
     @cached_property
     def readers(self) -> BatchReaders:
@@ -157,9 +158,9 @@ class BatchInputs:
         claim = attempt.claim if self._pins else None
         return BatchReaders.of(attempt.context, attempt.batch_time_ms, claim=claim, warn=attempt.report)
 
-    def decoded(self, origins: Origins) -> dict[str, DataFrame]:
+    def decoded(self, origins: Origins, *, by_state: bool = False) -> dict[str, DataFrame]:
         """The inputs with decoded keys and values, as the user's functions get them."""
-        return {name: views.decoded for name, views in self.of(origins).items()}
+        return {name: views.decoded for name, views in self.of(origins, by_state=by_state).items()}
 
     def incarnations(self, origins: Origins) -> BatchIncarnations:
         """The topic incarnations of these batches' records."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headrace.errors import Failure, HeadraceError
@@ -125,9 +126,10 @@ class RecordDecoding:
 
     @classmethod
     def of(
-        cls, source: Input, spark: SparkSession, folder_url: str, *, use: KeptUse = "repeat"
+        cls, source: Input, spark: SparkSession, folder_url: str, *, uses: Mapping[str, KeptUse] = MappingProxyType({})
     ) -> RecordDecoding | None:
         """The decoding of an input's records; None if its decoders accept any bytes. ``folder_url``: the stream's.
+        ``uses``: for what the decoders of "key" and "value" keep values, see `KeptValues`.
 
         Raises UnknownTimeZoneError, and SchemaNotKnownError if a decoder has a `question` without an answer.
         """
@@ -140,7 +142,7 @@ class RecordDecoding:
                 decoder.kept_url(folder_url) if decoder.keeps else None,
                 _columns_beside(decoder.beside),
                 decoder.reads,
-                use,
+                uses.get(name, "repeat"),
             )
             for name, decoder in named.items()
             if decoder.decodes is not None
@@ -335,9 +337,14 @@ class DecodedInput:
 
 
 def decode_input(
-    spark: SparkSession, source: Input, read: Reader, folder_url: str, *, use: KeptUse = "repeat"
+    spark: SparkSession,
+    source: Input,
+    read: Reader,
+    folder_url: str,
+    *,
+    uses: Mapping[str, KeptUse] = MappingProxyType({}),
 ) -> DecodedInput:
-    """Read an input's records with its decoders. ``folder_url``: the stream's. ``use``: see `KeptValues`.
+    """Read an input's records with its decoders. ``folder_url``: the stream's. ``uses``: as of `RecordDecoding.of`.
 
     A null stays null: a tombstone is not a decoding error. JSON must be one object that fits the schema exactly
     (``JsonObjects``); a missing field is null, an additional field is dropped.
@@ -346,7 +353,7 @@ def decode_input(
 
     from headrace.spark.records.record_columns import RECORD_SCHEMA
 
-    decoding = RecordDecoding.of(source, spark, folder_url, use=use)
+    decoding = RecordDecoding.of(source, spark, folder_url, uses=uses)
     if decoding is None:
         return DecodedInput(read())
     observations = tuple(_observation(spark) for _ in range(2))
