@@ -39,7 +39,11 @@ def from_connect(
         ),
     ] = None,
     topics: Annotated[
-        str, typer.Option(metavar="NAMES", help="The topics that the connector's topics.regex finds, with commas.")
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="The topics that topics.regex finds, with commas: where an index or ids depend on their names.",
+        ),
     ] = "",
     to: Annotated[
         Path | None,

@@ -98,10 +98,13 @@ def _in(connection: str, field: str) -> Answer:
 
 _BY_INTERVAL = none("a batch has all records of its interval; it is not cut by waiting times or numbers of records")
 _BOUNDED = none("receivers and requests are bounded in bytes (Limits, bulk_bytes)")
-_NO_MAPPING = none("headrace creates no mapping: create the index or its template before, or let the server infer it")
+_NO_MAPPING = none(
+    "a batch makes no mapping: make the index or its template before, by `headrace mapping`; else the server infers it"
+)
 _TLS_DEFAULT = none("the TLS library's own defaults are used: TLS 1.2 and newer, and its ciphers")
 _NO_STREAMS = undecided("headrace refuses data streams")
-_AN_INDEX = same("an index, or an alias of one, is named")
+_AN_INDEX = to("create_index=False: a batch for an index that is missing fails")
+_AN_ALIAS = to("require_alias=True, create_index=False: a batch for a name that is no alias fails")
 _RETRIES = to("max_retry_seconds, the time of all retries together; then the repair DAG tries the batch again")
 _WRITE_METHOD = {
     "insert": same("a document is written whole"),
@@ -124,7 +127,7 @@ _IDS_OF_SERVER = {
     ),
     "*": same(),
 }
-_TOPIC_INDEX = to("ElasticsearchOutput.index, one for each topic's stream")
+_TOPIC_INDEX = to("ElasticsearchOutput.index, of each topic")
 _TRUSTSTORE = _in(SEARCH, "ca_certs in the extra, a PEM file with the authorities' certificates")
 _KEYSTORE = _in(SEARCH, "client_cert and client_key in the extra, two PEM files")
 _KEY_PASSWORD = none("client_key is a file without a password, which only the worker's user may read")
@@ -199,9 +202,14 @@ CONFLUENT: dict[str, Row] = {
     "proxy.*": _in(SEARCH, "proxy in the extra, a URL"),
     "elastic.security.protocol": _in(SEARCH, "schema (https for SSL)"),
     "kerberos.*": undecided("a connection to a search server has no log-in by Kerberos; give it an API key or a user"),
-    "external.resource.usage": {"disabled": _AN_INDEX, "index": _AN_INDEX, "alias_index": _AN_INDEX, "*": _NO_STREAMS},
+    "external.resource.usage": {
+        "disabled": same("an index is named"),
+        "index": _AN_INDEX,
+        "alias_index": _AN_ALIAS,
+        "*": _NO_STREAMS,
+    },
     "topic.to.external.resource.mapping": _TOPIC_INDEX,
-    "max.external.resource.mappings": none("a definition may have any number of streams"),
+    "max.external.resource.mappings": none("a mapping may have any number of topics"),
     # Of older versions.
     "type.name": _TYPE_NAME,
     "topic.index.map": none("the connector has not read it since its version 11, and it names the same index"),
@@ -244,9 +252,9 @@ CONFLUENT_CLOUD_V2: dict[str, Row] = {
     "elastic.ssl.enabled": _in(SEARCH, "schema (https for true), and client_cert and client_key in the extra"),
     "auto.create": {
         "true": same("the first batch creates an index that does not exist"),
-        "*": same("a batch writes to the index that exists; check it with `headrace streams check --connect`"),
+        "*": _AN_INDEX,
     },
-    "resource.type": {"index": _AN_INDEX, "alias_index": _AN_INDEX, "*": _NO_STREAMS},
+    "resource.type": {"index": same("an index is named"), "alias_index": to("require_alias=True"), "*": _NO_STREAMS},
     "topic.to.resource.mapping": _TOPIC_INDEX,
     "data.stream.type": none("it only is for data streams, which resource.type chooses"),
     "data.stream.dataset": none("it only is for data streams, which resource.type chooses"),
@@ -271,8 +279,8 @@ CONFLUENT_CLOUD_OPENSEARCH: dict[str, Row] = {
     "retry.backoff.ms": _RETRIES,
     "retry.on.status.codes": none("errors are of a kind by type and status, which error_kinds can change"),
     "max.retries": _RETRIES,
-    "indexes.num": to("a stream for each index"),
-    "index*.name": to("ElasticsearchOutput.index"),
+    "indexes.num": to("ElasticsearchOutput.index, of each topic"),
+    "index*.name": to("ElasticsearchOutput.index, of its topic"),
     "index*.topic": to("KafkaInput.topics"),
     "index*.behavior.on.null.values": _NULL_VALUES,
     "index*.batch.size": to("bulk_actions, at most 100,000"),
@@ -294,7 +302,12 @@ AIVEN_OPENSEARCH: dict[str, Row] = {
     "data.streams.existing.index.template.name": none("it only is for data streams"),
     "routing.type": {"none": same(), "*": undecided("headrace sets no routing")},
     "routing.type.record.value.path": none("it only is for routing.type=value"),
-    "existing.resource.type": {"none": _AN_INDEX, "index": _AN_INDEX, "index_alias": _AN_INDEX, "*": _NO_STREAMS},
+    "existing.resource.type": {
+        "none": same("an index is named"),
+        "index": _AN_INDEX,
+        "index_alias": _AN_ALIAS,
+        "*": _NO_STREAMS,
+    },
     "topic.to.existing.resource.mapping": _TOPIC_INDEX,
     "connection.trust.all.certificates": {"false": same(), "*": _in(SEARCH, "verify_certs=false in the extra")},
     "connection.ssl.truststore.*": _TRUSTSTORE,
@@ -316,12 +329,12 @@ CONNECT: dict[str, Row] = {
     "name": to("Stream.name"),
     "connector.class": to("ElasticsearchOutput"),
     "connector.plugin.version": none("the version of headrace is that of its package"),
-    "tasks.max": to("KafkaInput.receivers, shared by the topics' streams"),
+    "tasks.max": to("KafkaInput.receivers; if topics have streams of their own, shared by these"),
     "tasks.max.enforce": same("a stream has as many receivers as it is given"),
     "topics": to("KafkaInput.topics"),
-    "topics.regex": undecided(
-        "an output has one index, and the connector had one for each topic that it found; give --topics with their "
-        "names for a stream for each"
+    "topics.regex": to(
+        'KafkaInput.topic_pattern. Records of a topic that is no name for an index ("Shop", "_x") are dead letters; a '
+        "batch writes to max_indices indices at most (100)"
     ),
     "header.converter*": same("headers are bytes, and in no document"),
     "config.action.reload": none("connections are read again when a process starts"),
@@ -333,7 +346,7 @@ CONNECT: dict[str, Row] = {
     "errors.retry.*": same("the repair DAG tries a failed batch again"),
     "errors.log.enable": same("a dead letter has the reason and the place of its record"),
     "errors.log.include.messages": none("contents of records are in no log; a dead letter has them"),
-    "errors.deadletterqueue.topic.name": to("dead letters, in the index <index>-dead-letters instead of a topic"),
+    "errors.deadletterqueue.topic.name": to("dead letters, in an index (dead_letter_index) instead of a topic"),
     "errors.deadletterqueue.topic.replication.factor": none("dead letters are in an index, not in a topic"),
     "errors.deadletterqueue.context.headers.enable": same("a dead letter has topic, partition, offset and reason"),
     # What people write into a connector's file, and Connect does not read there.

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headrace.formats.index_names import parse_index
 from headrace.kafka_connect.connector import (
     CLIENT_NAMES,
     KAFKA,
@@ -27,8 +28,11 @@ from headrace.kafka_connect.connector import (
     undecided,
 )
 from headrace.kafka_connect.message_transforms import (
+    ANY_TOPIC,
     FIELD_OF_KEY,
+    RECORD_TIME,
     REGEX_ROUTER,
+    TIMESTAMP_ROUTER,
     Form,
     java_pattern,
     message_transforms,
@@ -36,6 +40,7 @@ from headrace.kafka_connect.message_transforms import (
     transform_module,
 )
 from headrace.secrets import HIDDEN, looks_secret, names_secret, without_secrets
+from headrace.stream.outputs import problem_of_deletions
 from headrace.stream.topic_pattern import topic_pattern
 
 _WIDTH = 118
@@ -107,6 +112,7 @@ _MAPPINGS = {
     "topic.to.resource.mapping": None,
 }
 """Properties that map topics to indices, and that which has to name a resource for them to count."""
+_BY_TIME = 'KeyIds(version_from="timestamp")'
 _TOLERANT = {
     "behavior.on.malformed.documents": ("ignore", "warn", "report"),
     "behavior.on.error": ("ignore", "log"),
@@ -131,6 +137,11 @@ class _Defined:
             self._chain = message_transforms(self._given, value[0], self._topics, uses_keys=False)
         self._value_decoder = self._decoder("value", value[1])
         self._key_decoder, self._key_expression = self._key()
+        self._ids = {topic: self._ids_of(topic) for topic in self._by_key}
+        self._why_apart = self._reason_apart()
+        self._apart = self._why_apart is not None and len(self._topics) > 1
+        if not self._topics:
+            self._check_pattern()
         self._check_routed_ids()
         self._answers |= self._chain.answers
 
@@ -170,7 +181,7 @@ class _Defined:
                 remedy="Give the file that Connect has.",
             )
         if topics:
-            self._answers["topics.regex"] = to("KafkaInput.topics, as they were given by --topics")
+            self._answers["topics.regex"] = to("KafkaInput.topics, those of --topics")
             return list(dict.fromkeys(topics))
         try:
             java_pattern(pattern)
@@ -182,13 +193,64 @@ class _Defined:
             ) from None
         return []
 
+    def _reason_apart(self) -> str | None:
+        """Why several topics cannot be one stream."""
+        ids = set(self._ids.values())
+        if ids & {"KeyIds()", _BY_TIME}:
+            return "offsets of several topics are no versions of keys"
+        if len(ids) > 1:
+            return "an output has one rule for ids, and these topics have two"
+        if any("registry=" in decoder for decoder in (self._key_decoder, self._value_decoder) if decoder):
+            return "each topic has schemas of its own in the registry"
+        return None
+
     def _routed(self, topic: str) -> str:
         """The topic of the records after the transforms."""
         return self._chain.topic_names.get(topic, topic)
 
     def _index(self, topic: str) -> str:
-        routed = self._routed(topic) or self._name
-        return self._mapped().get(routed) or _index_name(routed)
+        """The index of a topic's records: the name that the connector made, with a placeholder for their time."""
+        routed = self._routed(topic)
+        name = self._mapped().get(routed) or _index_name(routed)
+        time = f"{{timestamp:{self._chain.time_format}}}"
+        return name.replace(ANY_TOPIC, "{topic}").replace(RECORD_TIME, time)
+
+    def _indices(self) -> str | dict[str, str]:
+        """The index of all topics; by topic where no name with ``{topic}`` is that of each."""
+        first, *others = self._topics or [""]
+        if not others:
+            return self._index(first)
+        indices = {topic: self._index(topic) for topic in self._topics}
+        pattern = indices[first].replace(first, "{topic}")
+        is_of_all = all(pattern.replace("{topic}", topic) == index for topic, index in indices.items())
+        return pattern if is_of_all else indices
+
+    def _check_pattern(self) -> None:
+        """What the connector did with the topics that it found, and a definition can do only if it knows them."""
+        given, index = self._given["topics.regex"], self._index("")
+        known = "give --topics with the names of the topics"
+        if self._why_apart is not None:
+            taken = " (here the record's time is taken)" if _BY_TIME in self._ids.values() else ""
+            self._answers["topics.regex"] = undecided(f"{self._why_apart}{taken}: {known} for a stream for each")
+        elif "{topic}" in index and (_CAPITALS.search(given) or (index[0] == "{" and _DROPPED_FIRST.match(given))):
+            self._answers["topics.regex"] = undecided(
+                "the connector made small letters of capital ones, and left out a - or _ at the beginning; here the "
+                f"records of such a topic are dead letters: {known} for a mapping"
+            )
+        for name in self._index_mappings():
+            if self._pairs(name):
+                self._answers[name] = undecided(f"it names indices of some topics that are found: {known}")
+        if self._listed("topic.key.ignore") and not self._is("key.ignore"):
+            self._answers["topic.key.ignore"] = undecided(f"it is about some topics that are found: {known}")
+
+    def _index_mappings(self) -> list[str]:
+        """The properties that map topics to indices, and that the connector reads."""
+        read = [
+            name
+            for name, condition in _MAPPINGS.items()
+            if condition is None or self._given.get(condition, "none").lower() not in ("none", "disabled")
+        ]
+        return [*read, *(["topic.index.map"] if self._connector.family is Family.AIVEN else [])]
 
     def _mapped(self) -> dict[str, str]:
         """The indices that the properties name for topics."""
@@ -198,11 +260,10 @@ class _Defined:
             for number in range(1, 6)
             if f"index{number}.topic" in given
         }
-        for name, condition in _MAPPINGS.items():
-            if condition is None or given.get(condition, "none").lower() not in ("none", "disabled"):
-                mapped |= self._pairs(name)
+        for name in self._index_mappings():
+            mapped |= self._pairs(name)
         if self._connector.family is Family.AIVEN:
-            return mapped | self._pairs("topic.index.map")
+            return mapped
         for topic, index in self._pairs("topic.index.map").items():
             if index != mapped.get(topic, _index_name(topic)):
                 why = f"the connector has not read it since its version 11: {topic!r} went to {_index_name(topic)!r}"
@@ -222,13 +283,18 @@ class _Defined:
 
     def _check_routed_ids(self) -> None:
         """A router also changes the ids that are made of the topic."""
-        renamed = [topic for topic in self._topics if self._routed(topic) != topic and not self._by_key[topic]]
+        renamed = [
+            topic
+            for topic, by_key in self._by_key.items()
+            if not by_key and self._routed(topic) != (topic or ANY_TOPIC)
+        ]
         if renamed:
-            self._reconsider(
-                REGEX_ROUTER,
-                f"ids begin with the topic, here {renamed[0]!r} and the connector's with {self._routed(renamed[0])!r}: "
-                "records that it wrote would be written again under other ids; take another index, or empty this one",
+            topic, routed = renamed[0] or ANY_TOPIC, self._routed(renamed[0])
+            why = (
+                f"ids begin with the topic, here {topic!r} and the connector's with {routed!r}: "
+                "records that it wrote would be written again under other ids; take another index, or empty this one"
             )
+            self._reconsider(TIMESTAMP_ROUTER if RECORD_TIME in routed else REGEX_ROUTER, why)
 
     # Keys and values.
 
@@ -316,10 +382,10 @@ class _Defined:
             return None
 
     def _input(self) -> list[str]:
-        several = len(self._topics) > 1
-        topics = "topic" if several else _quoted(self._topics[0]) if self._topics else None
-        tasks = self._number("tasks.max", 1, 10_000)
-        receivers = math.ceil(tasks / max(1, len(self._topics))) if tasks else 1
+        named = self._topics[0] if len(self._topics) == 1 else self._topics
+        topics = "topic" if self._apart else _quoted(named) if named else None
+        tasks = self._number("tasks.max", 1, 10_000) or 1
+        receivers = math.ceil(tasks / len(self._topics)) if self._apart else tasks
         client = {
             ours: _client_value(value)
             for name, value in self._given.items()
@@ -328,7 +394,7 @@ class _Defined:
         }
         reset = self._given.get("consumer.override.auto.offset.reset", "").lower()
         group = self._given.get("consumer.override.group.id")
-        if group is not None and several:
+        if group is not None and self._apart:
             self._answers["consumer.override.group.id"] = none(
                 "each topic's stream has a group of its own for lag tools"
             )
@@ -336,7 +402,7 @@ class _Defined:
             connection=_quoted(KAFKA),
             topics=topics,
             topic_pattern=None if topics else _quoted(self._given["topics.regex"]),
-            group=None if group is None or several else _quoted(group),
+            group=None if group is None or self._apart else _quoted(group),
             receivers=_quoted(receivers) if receivers > 1 else None,
             key_decoder=self._key_decoder,
             value_decoder=self._value_decoder,
@@ -345,19 +411,21 @@ class _Defined:
         )
 
     def _output(self) -> list[str]:
-        several = len(self._topics) > 1
-        ids = sorted({self._ids(topic) for topic in self._topics or [""]})
+        ids = sorted(set(self._ids.values()))
         actions = self._number("index1.batch.size" if "index1.batch.size" in self._given else "batch.size", 1, 100_000)
         for name, value in self._given.items():
             other = re.fullmatch(r"index[2-5](\.batch\.size|\.behavior\.on\.null\.values)", name)
             if other and value != self._given.get(f"index1{other[1]}"):
-                self._answers[name] = undecided("the streams of all topics have what the first index has")
+                self._answers[name] = undecided("all indices have what the first one has")
         size = self._number("bulk.size.bytes", -1, 100 * _MIB)
         in_flight = self._number("max.in.flight.requests", 1, 64)
         timeout = self._number("read.timeout.ms", 1, 86_400_000)
         return _arguments(
             connection=_quoted(SEARCH),
-            index="index" if several else _quoted(self._index(self._topics[0] if self._topics else "")),
+            index="index" if self._apart else _quoted(self._indices()),
+            max_indices=_quoted(min(1000, len(self._topics))) if len(self._topics) > 100 and not self._apart else None,
+            create_index="False" if self._uses_existing() else None,
+            require_alias="True" if self._uses_aliases() else None,
             document_ids="ids" if len(ids) > 1 else ids[0],
             tombstones=self._tombstones(len(ids) > 1),
             dead_letter_limit=self._limit(),
@@ -368,19 +436,21 @@ class _Defined:
             max_retry_seconds=self._retry_seconds(),
         )
 
-    def _ids(self, topic: str) -> str:
+    def _ids_of(self, topic: str) -> str:
         if not self._by_key[topic]:
             return "RecordIds()"
         if self._given.get("external.version.header", "").strip():
             return 'KeyIds(version_from="version")'
-        if not self._topics:
-            self._answers["topics.regex"] = undecided(
-                "an output has one index, and the connector had one for each topic that it found; and offsets of "
-                "several topics are no versions of keys, so that the record's time is taken. Give --topics with the "
-                "names of the topics for a stream for each"
-            )
-            return 'KeyIds(version_from="timestamp")'
-        return "KeyIds()"
+        return "KeyIds()" if self._topics else _BY_TIME
+
+    def _uses_aliases(self) -> bool:
+        usage = ("external.resource.usage", "existing.resource.type", "resource.type")
+        return any(self._given.get(name, "").strip().lower() in ("alias_index", "index_alias") for name in usage)
+
+    def _uses_existing(self) -> bool:
+        existing = [self._given.get(name, "") for name in ("external.resource.usage", "existing.resource.type")]
+        named = any(each.strip().lower() in ("index", "alias_index", "index_alias") for each in existing)
+        return named or not self._is("auto.create", "true")
 
     def _tombstones(self, mixed: bool) -> str:
         default = "ignore" if self._connector.family in (Family.AIVEN, Family.AIVEN_OPENSEARCH) else "fail"
@@ -388,6 +458,9 @@ class _Defined:
         match given.strip().lower():
             case _ if self._chain.drops_deletions:
                 return _quoted("ignore")
+            case "delete" if self._uses_keys and (why := problem_of_deletions(parse_index(self._indices()))):
+                self._answers["behavior.on.null.values"] = undecided(f"{why}. Here such a record is a dead letter")
+                return _quoted("dead_letter")
             case "delete" if mixed:
                 return '"delete" if isinstance(ids, KeyIds) else "ignore"'
             case "delete":
@@ -426,10 +499,9 @@ class _Defined:
     # The texts.
 
     def _streams(self, has_transform: bool) -> list[str]:
-        several = len(self._topics) > 1
         stream = [
             "Stream(",
-            *_indented([f"name={'name' if several else _quoted(self._name)},", "inputs=KafkaInput("]),
+            *_indented([f"name={'name' if self._apart else _quoted(self._name)},", "inputs=KafkaInput("]),
             *_indented(_indented(self._input())),
             *_indented(["),", "outputs=ElasticsearchOutput("]),
             *_indented(_indented(self._output())),
@@ -445,20 +517,20 @@ class _Defined:
             ),
             ")",
         ]
-        if not several:
+        if not self._apart:
             return [f"stream = {stream[0]}", *stream[1:], "", "receiver, batches = stream_dags(stream)"]
         names = _stream_names(self._name, self._topics)
         by_key = [self._index(topic) for topic in self._topics if self._by_key[topic]]
         if shared := [index for index in by_key if by_key.count(index) > 1]:
             why = f"topics share the index {shared[0]!r}, and offsets do not say which topic's value of a key is newer"
             self._answers["topics"] = undecided(why)
-        mixed = len({self._ids(topic) for topic in self._topics}) > 1
+        mixed = len(set(self._ids.values())) > 1
         rows = [
-            [*map(_quoted, (name, topic, self._index(topic))), *([self._ids(topic)] if mixed else [])]
+            [*map(_quoted, (name, topic, self._index(topic))), *([self._ids[topic]] if mixed else [])]
             for name, topic in zip(names, self._topics, strict=True)
         ]
         return [
-            "# An output has one index, so each topic has a stream: its name, topic and index.",
+            *_comment(f"Each topic has a stream, since {self._why_apart}: its name, topic, index{', ids' * mixed}."),
             "TOPICS = [",
             *_indented(f"({', '.join(row)})," for row in rows),
             "]",
@@ -545,7 +617,7 @@ _CONNECTIONS_NOTE = (
 
 
 def _arguments(**given: str | None) -> list[str]:
-    return [f"{name}={text}," for name, text in given.items() if text is not None]
+    return [line for name, text in given.items() if text is not None for line in f"{name}={text},".split("\n")]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -558,9 +630,19 @@ def _comment(text: str, *, item: bool = False, indent: str = "") -> list[str]:
 
 
 def _quoted(value: object) -> str:
-    """Python's literal of a value; a text in double quotes, as the formatters write it."""
+    """Python's literal of a value, as the formatters write it: texts in double quotes, a long list on several lines."""
+    if isinstance(value, list):
+        return _listing("[", [_quoted(each) for each in value], "]")
+    if isinstance(value, dict):
+        return _listing("{", [f"{_quoted(name)}: {_quoted(each)}" for name, each in value.items()], "}")
     text = repr(value)
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
+
+
+def _listing(begin: str, items: Sequence[str], end: str) -> str:
+    line = f"{begin}{', '.join(items)}{end}"
+    # What is before it on its line takes the rest.
+    return line if len(line) < _WIDTH - 40 else "\n".join([begin, *_indented(f"{item}," for item in items), end])
 
 
 def _client_value(text: str) -> str | int | bool:
@@ -568,6 +650,11 @@ def _client_value(text: str) -> str | int | bool:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else text
+
+
+# A pattern that asks for capital letters, and one that begins with what the connectors leave out of an index.
+_CAPITALS = re.compile(r"(?<!\\)[A-Z]|\(\?[a-z]*i")
+_DROPPED_FIRST = re.compile(r"[\^(]*[-_]")
 
 
 def _index_name(topic: str) -> str:

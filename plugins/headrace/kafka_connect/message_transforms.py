@@ -16,6 +16,9 @@ from headrace.secrets import looks_secret
 
 _APACHE = "org.apache.kafka.connect.transforms."
 REGEX_ROUTER = f"{_APACHE}RegexRouter"
+TIMESTAMP_ROUTER = f"{_APACHE}TimestampRouter"
+ANY_TOPIC, RECORD_TIME = "${topic}", "${timestamp}"
+"""What a topic's name after the routers has for the topic, where topics are not known, and for the record's time."""
 FIELD_OF_KEY = f"{_APACHE}ExtractField$Key"
 _TOPIC_MATCHES = f"{_APACHE}predicates.TopicNameMatches"
 # Java reads these otherwise than Python, or Python does not read them.
@@ -54,7 +57,9 @@ class Chain:
     lines: list[str] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
     topic_names: dict[str, str] = field(default_factory=dict)
-    """Each topic's name after the routers, of which the index is made."""
+    """Each topic's name after the routers, of which the index is made; that of "" is for topics that are not known."""
+    time_format: str = ""
+    """How the record's time is written in these names."""
     key_field: str | None = None
     """The field of the record's key that is the id."""
     sets_key: bool = False
@@ -105,7 +110,7 @@ def message_transforms(properties: Mapping[str, str], form: Form, topics: Sequen
         topics: the topics, as far as they are known.
         uses_keys: whether ids are made of keys.
     """
-    chain = Chain(form, topics, topic_names={topic: topic for topic in topics})
+    chain = Chain(form, topics, topic_names={topic: topic for topic in topics} or {"": ANY_TOPIC})
     if form is Form.ENVELOPE:
         chain.lines += ["if isinstance(value, dict) and 'payload' in value:", "    value = value['payload']"]
     aliases = [name.strip() for name in properties.get("transforms", "").split(",") if name.strip()]
@@ -136,7 +141,7 @@ def _take_over(one: _MessageTransform, chain: Chain, properties: Mapping[str, st
     if kind not in _KNOWN:
         named = kind.rpartition(".")[2] or "a transform without a type"
         raise _NotTakenOverError(f"headrace does not know {named}: write it into a transform")
-    applied = {topic: _applies(one, properties, topic) for topic in chain.topics}
+    applied = {topic: _applies(one, properties, chain.topic_names[topic]) for topic in chain.topics}
     if None in applied.values() or (not applied and "predicate" in one.settings):
         raise _NotTakenOverError("its predicate is asked for each record: write it into a transform")
     if applied and not any(applied.values()):
@@ -145,8 +150,10 @@ def _take_over(one: _MessageTransform, chain: Chain, properties: Mapping[str, st
         raise _NotTakenOverError(_REFUSED[kind])
     if kind == REGEX_ROUTER:
         return _regex_router(one, chain, [topic for topic in chain.topics if applied[topic]])
+    if kind == TIMESTAMP_ROUTER:
+        return _timestamp_router(one, chain, [topic for topic in chain.topic_names if applied.get(topic, True)])
     if not all(applied.values()):
-        raise _NotTakenOverError("its predicate matches some of the topics, and their streams have one transform")
+        raise _NotTakenOverError("its predicate matches some of the topics, and all of them have one transform")
     if kind.endswith("$Key") and not uses_keys:
         return none("keys are in no id and in no document")
     if kind in _WITHOUT_EFFECT:
@@ -166,11 +173,11 @@ def _handled(one: _MessageTransform, chain: Chain, kind: str) -> Answer:
 
 
 def _applies(one: _MessageTransform, properties: Mapping[str, str], topic: str) -> bool | None:
-    """Whether the transform is applied to the records of a topic; None if that is asked for each record."""
+    """Whether it is applied to records of a topic that has this name by then; None if that is asked for each record."""
     name = one.settings.get("predicate")
     if name is None:
         return True
-    if properties.get(f"predicates.{name}.type") != _TOPIC_MATCHES:
+    if properties.get(f"predicates.{name}.type") != _TOPIC_MATCHES or RECORD_TIME in topic:
         return None
     matches = java_pattern(properties.get(f"predicates.{name}.pattern", "")).fullmatch(topic) is not None
     return matches != (one.settings.get("negate", "false").lower() == "true")
@@ -180,6 +187,8 @@ def _regex_router(one: _MessageTransform, chain: Chain, topics: Sequence[str]) -
     one.only("regex", "replacement")
     pattern = java_pattern(one.settings.get("regex", ""))
     replacement = one.settings.get("replacement", "")
+    if chain.time_format:
+        raise _NotTakenOverError("it changes names that have the record's time: write the index of each topic")
     for topic in topics:
         name = chain.topic_names[topic]
         if pattern.fullmatch(name):
@@ -187,6 +196,40 @@ def _regex_router(one: _MessageTransform, chain: Chain, topics: Sequence[str]) -
     if not topics:
         raise _NotTakenOverError("the topics are not known; give --topics with their names")
     return to("ElasticsearchOutput.index, of the topic's new name")
+
+
+_DIRECTIVES = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "DDD": "%j"}
+"""What Java's SimpleDateFormat has for parts of a time that an index may have."""
+
+
+def _timestamp_router(one: _MessageTransform, chain: Chain, topics: Sequence[str]) -> Answer:
+    one.only("topic.format", "timestamp.format")
+    if chain.time_format:
+        raise _NotTakenOverError("another transform has put the record's time into the index before")
+    topic_format = one.settings.get("topic.format", f"{ANY_TOPIC}-{RECORD_TIME}")
+    given = one.settings.get("timestamp.format", "yyyyMMdd")
+    time_format = _time_format(given)
+    for topic in topics:
+        chain.topic_names[topic] = topic_format.replace(ANY_TOPIC, chain.topic_names[topic])
+    chain.time_format = time_format if RECORD_TIME in topic_format else ""
+    return to("ElasticsearchOutput.index, by the record's time in Kafka and in UTC, as here")
+
+
+def _time_format(given: str) -> str:
+    """The format of a time in an index, for one of Java. The connector puts all of the name into small letters."""
+    made = ""
+    for found in re.finditer(r"'([^']+)'|([A-Za-z])\2*|.", given, re.DOTALL):
+        part, literal = found[0], (found[1] or found[0]).lower()
+        if part in _DIRECTIVES:
+            made += _DIRECTIVES[part]
+        elif found[2] or set(literal) & set("%{}'"):
+            raise _NotTakenOverError(
+                f"its timestamp.format {given!r} has {part!r}, and a time in an index can have texts and "
+                f"{', '.join(_DIRECTIVES)}"
+            )
+        else:
+            made += literal
+    return made
 
 
 def _replaced(found: re.Match[str], replacement: str) -> str:
@@ -207,14 +250,21 @@ def _replaced(found: re.Match[str], replacement: str) -> str:
         raise ValueError(f"the replacement {replacement!r} names a group that the regular expression lacks") from None
 
 
-_BY_RECORD = "an output has one index, and this chooses an index for each record"
+_BY_FIELD = (
+    "a field of each record chooses its index: let a transform make a column of it, and name that in the index, as in "
+    '"{tenant}" or "orders-{created:%Y.%m.%d}"'
+)
 _REFUSED: dict[str, str] = {
-    f"{_APACHE}TimestampRouter": _BY_RECORD,
-    "io.confluent.connect.transforms.MessageTimestampRouter": _BY_RECORD,
-    "io.confluent.connect.transforms.ExtractTopic$Key": _BY_RECORD,
-    "io.confluent.connect.transforms.ExtractTopic$Value": _BY_RECORD,
-    "io.confluent.connect.transforms.ExtractTopic$Header": _BY_RECORD,
-    "io.debezium.transforms.ByLogicalTableRouter": _BY_RECORD,
+    "io.confluent.connect.transforms.MessageTimestampRouter": _BY_FIELD,
+    "io.confluent.connect.transforms.ExtractTopic$Key": _BY_FIELD,
+    "io.confluent.connect.transforms.ExtractTopic$Value": _BY_FIELD,
+    "io.confluent.connect.transforms.ExtractTopic$Header": (
+        'a header of each record chooses its index: name it in the index, "{header.NAME}"; capital letters in it were '
+        "made small ones, and are refused here"
+    ),
+    "io.debezium.transforms.ByLogicalTableRouter": (
+        "it makes one topic of several: name the index of each topic in a mapping, index={topic: index}"
+    ),
 }
 _NO_MAPPING_SCHEMA = none("a schema's name and version are in no document")
 _HEADERS = same("headers are in no document")
@@ -396,7 +446,7 @@ _HANDLERS: dict[str, _Handler] = {
     "io.debezium.transforms.ExtractNewRecordState": _unwrap,
     "io.debezium.transforms.UnwrapFromEnvelope": _unwrap,
 }
-_KNOWN = frozenset((*_HANDLERS, *_WITHOUT_EFFECT, *_REFUSED, REGEX_ROUTER))
+_KNOWN = frozenset((*_HANDLERS, *_WITHOUT_EFFECT, *_REFUSED, REGEX_ROUTER, TIMESTAMP_ROUTER))
 
 
 def transform_module(chain: Chain, stream_name: str, *, key: str | None, version_header: str) -> str | None:

@@ -81,6 +81,17 @@ def check_host(host: str) -> str:
     return host
 
 
+def problem_of_deletions(names: IndexNames) -> str | None:
+    """Why records without a value could not find the index of the document that they delete; None if they find it."""
+    others = [str(each) for each in names.placeholders if each.column not in ("topic", "key")]
+    if not others:
+        return None
+    return (
+        f'tombstones "delete" needs an index by topic or key: a record without a value has another {others[0]} '
+        'than the document that it deletes, or none; use tombstones "ignore" or "dead_letter"'
+    )
+
+
 Tombstones = Literal["delete", "ignore", "dead_letter"]
 Truncates = Literal["apply", "ignore", "dead_letter"]
 WriteMethod = Literal["create", "index"]
@@ -390,7 +401,9 @@ class ElasticsearchOutput(OutputDefinition):
             raise ValueError("name either connection (an Airflow connection id) or hosts")
         if self.names.is_plain or self.dead_letter_index is None:
             check_dead_letter_index(self.names.common or self.step, self.dead_letter_index)
-        if not self.names.is_plain and (problem := self._problem_of_deletions()):
+        if self.truncates == "apply" and not self.names.is_plain:
+            raise ValueError('truncates "apply" needs one index: the documents of a table would be in several')
+        if self.tombstone_action == "delete" and (problem := problem_of_deletions(self.names)):
             raise ValueError(problem)
         if self.write_method == "create" and self.document_ids.recur:
             raise ValueError('write_method "create" would keep the first value of each id forever; use "index"')
@@ -404,18 +417,6 @@ class ElasticsearchOutput(OutputDefinition):
                 "truncate is known by the versions of the documents"
             )
         return self
-
-    def _problem_of_deletions(self) -> str | None:
-        """Why rows that delete could not find the index of the document that they delete."""
-        if self.truncates == "apply":
-            return 'truncates "apply" needs one index: the documents of a table would be in several'
-        others = [str(each) for each in self.names.placeholders if each.column not in ("topic", "key")]
-        if self.tombstone_action == "delete" and others:
-            return (
-                f'tombstones "delete" needs an index by topic or key: a record without a value has another {others[0]} '
-                'than the document that it deletes, or none; use tombstones "ignore" or "dead_letter"'
-            )
-        return None
 
     @property
     def names(self) -> IndexNames:

@@ -80,11 +80,11 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_topics_of_a_pattern_are_given(tmp_path: Path) -> None:
-    path = file_of(tmp_path, **{"topics": None, "topics.regex": "shop.*"})
+    path = file_of(tmp_path, **{"topics": None, "topics.regex": "Shop.*"})
     assert run(path).exit_code == 1
-    result = run(path, "--topics", "shop.a, shop.b")
+    result = run(path, "--topics", "Shop.a, shop.b")
     assert result.exit_code == 0
-    assert '("orders-sink-shop-a", "shop.a", "shop.a"),' in result.stdout
+    assert 'index={"Shop.a": "shop.a", "shop.b": "shop.b"},' in result.stdout
 
 
 def test_files_are_written_and_none_is_replaced(tmp_path: Path) -> None:

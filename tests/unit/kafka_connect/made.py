@@ -71,6 +71,14 @@ def stream_of(definition: Definition, folder: Path) -> Stream:
         return stream
 
 
+def indices_of(stream: Stream) -> dict[str, str]:
+    """The index of each topic's records, with what a record fills in as the definition has it; "" is any topic."""
+    (output,), (source,) = stream.elasticsearch_outputs, stream.inputs
+    if not source.topic_names:
+        return {"": output.index_text}
+    return {topic: "".join(map(str, parts)) for topic, parts in output.names.of_topics(source.topic_names).by_topic}
+
+
 def transform_of(definition: Definition) -> dict[str, Any]:
     """The names in the transform module."""
     assert definition.transform is not None

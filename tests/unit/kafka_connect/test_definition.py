@@ -15,6 +15,7 @@ from tests.unit.kafka_connect.made import (
     TEXTS,
     answer,
     defined,
+    indices_of,
     loaded,
     stream_of,
 )
@@ -158,13 +159,74 @@ def test_two_limits_that_differ_are_to_decide() -> None:
     assert "behavior.on.malformed.documents tolerates them" in answer(definition, "errors.tolerance")
 
 
-def test_each_topic_has_a_stream_with_its_index(tmp_path: Path) -> None:
+def test_topics_have_one_stream_with_an_index_by_topic(tmp_path: Path) -> None:
+    stream = stream_of(defined(of={"topics": "orders,returns", "tasks.max": "4", "name": "shop"}), tmp_path)
+    (source,), (output,) = stream.kafka_inputs, stream.elasticsearch_outputs
+    assert (stream.name, source.topic_names, source.receivers) == ("shop", ("orders", "returns"), 4)
+    assert (output.index, output.max_indices) == ("{topic}", 100)
+
+
+def test_topics_that_connect_renames_have_a_mapping(tmp_path: Path) -> None:
+    given = {"topics": "Orders,returns,_x", "topic.index.map": "returns:back-2", "connector.class": AIVEN}
+    stream = stream_of(defined(of=given), tmp_path)
+    assert stream.elasticsearch_outputs[0].index == {"Orders": "orders", "returns": "back-2", "_x": "x"}
+
+
+def test_many_topics_raise_the_number_of_indices(tmp_path: Path) -> None:
+    for number, most in ((101, 101), (1001, 1000)):
+        stream = stream_of(defined(of={"topics": ",".join(f"t{each}" for each in range(number))}), tmp_path)
+        assert stream.elasticsearch_outputs[0].max_indices == most
+
+
+def test_topics_with_one_index_have_its_name(tmp_path: Path) -> None:
+    given = {"topics": "a,b", "topic.index.map": "a:x,b:x", "connector.class": AIVEN}
+    assert stream_of(defined(of=given), tmp_path).elasticsearch_outputs[0].index == "x"
+
+
+def test_versions_of_a_header_are_for_all_topics(tmp_path: Path) -> None:
+    of = {"topics": "a,b", "external.version.header": "v", "behavior.on.null.values": "delete", "key.converter": TEXTS}
+    (output,) = stream_of(defined(of={**of, "key.ignore": "false"}), tmp_path).elasticsearch_outputs
+    assert (output.index, output.document_ids) == ("{topic}", KeyIds(version_from="version"))
+    assert output.tombstones == "delete"
+
+
+def test_topics_with_schemas_of_a_registry_have_a_stream_each(tmp_path: Path) -> None:
+    definition = defined(of={"topics": "a,b", "value.converter": AVRO})
+    assert "since each topic has schemas of its own" in definition.text
+    with loaded(definition, tmp_path) as streams:
+        assert [indices_of(stream) for stream in streams] == [{"a": "a"}, {"b": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({}, (True, False)),
+        ({"external.resource.usage": "INDEX"}, (False, False)),
+        ({"external.resource.usage": "ALIAS_INDEX"}, (False, True)),
+        ({"connector.class": OPENSEARCH, "existing.resource.type": "index_alias"}, (False, True)),
+        ({"connector.class": OPENSEARCH, "existing.resource.type": "none"}, (True, False)),
+        ({"connector.class": "ElasticsearchSinkV2", "auto.create": "false"}, (False, False)),
+        ({"connector.class": "ElasticsearchSinkV2", "resource.type": "ALIAS_INDEX"}, (True, True)),
+    ],
+)
+def test_an_index_is_created_where_the_connector_did(
+    properties: dict[str, Any], expected: tuple[bool, bool], tmp_path: Path
+) -> None:
+    (output,) = stream_of(defined(of=properties), tmp_path).elasticsearch_outputs
+    assert (output.create_index, output.require_alias) == expected
+
+
+BY_KEY = {"key.ignore": "false", "key.converter": TEXTS}
+
+
+def test_topics_with_ids_by_key_have_a_stream_each(tmp_path: Path) -> None:
     given = {
         "topics": "Orders, returns,_x",
         "topic.index.map": "returns:back-2",
         "connector.class": AIVEN,
         "tasks.max": "4",
         "name": "Shop 1",
+        **BY_KEY,
     }
     with loaded(defined(of=given), tmp_path) as streams:
         made = {
@@ -180,7 +242,7 @@ def test_each_topic_has_a_stream_with_its_index(tmp_path: Path) -> None:
 
 def test_streams_of_topics_with_one_name_have_two(tmp_path: Path) -> None:
     long = "t" * 80
-    with loaded(defined(of={"topics": f"a.b,a_b,a-b,{long}1,{long}2"}), tmp_path) as streams:
+    with loaded(defined(of={"topics": f"a.b,a_b,a-b,{long}1,{long}2", **BY_KEY}), tmp_path) as streams:
         names = [stream.name for stream in streams]
     assert len(set(names)) == 5
     assert all(len(name) <= 63 for name in names)
@@ -231,12 +293,32 @@ def test_a_pattern_takes_the_topics_that_a_person_names(tmp_path: Path) -> None:
     assert found == {"shop.a": "a-v2", "shop.b": "b-v2"}
 
 
-def test_a_pattern_without_names_is_to_decide(tmp_path: Path) -> None:
-    definition = defined(of={"topics": None, "topics.regex": r"shop\..*"})
+@pytest.mark.parametrize("pattern", [r"shop\..*", r"\w+", r"logs-[a-z_]+", r"a-_b"])
+def test_a_pattern_needs_no_names_of_topics(pattern: str, tmp_path: Path) -> None:
+    source, output = parts_of(tmp_path, of={"topics": None, "topics.regex": pattern, "tasks.max": "2"})
+    assert (source.topic_pattern, source.receivers, output.index) == (pattern, 2, "{topic}")
+
+
+@pytest.mark.parametrize("pattern", [r"Shop\..*", r"[A-Z]+", r"(?i)shop", r"_x.*", r"^(-a|b)"])
+def test_a_pattern_of_names_that_connect_changes_is_to_decide(pattern: str) -> None:
+    definition = defined(of={"topics": None, "topics.regex": pattern})
     assert [each.name for each in definition.to_decide] == ["topics.regex"]
-    stream = stream_of(definition, tmp_path)
-    assert stream.kafka_inputs[0].topic_pattern == r"shop\..*"
-    assert stream.elasticsearch_outputs[0].index == "orders"
+    assert "made small letters of capital ones" in answer(definition, "topics.regex")
+
+
+@pytest.mark.parametrize(
+    ("properties", "name", "why"),
+    [
+        (BY_KEY, "topics.regex", "no versions of keys (here the record's time is taken): give --topics"),
+        ({"value.converter": AVRO}, "topics.regex", "schemas of its own in the registry: give --topics"),
+        ({"topic.index.map": "a:b", "connector.class": AIVEN}, "topic.index.map", "some topics that are found"),
+        ({**BY_KEY, "external.version.header": "v", "topic.key.ignore": "a"}, "topic.key.ignore", "some topics that"),
+    ],
+)
+def test_what_depends_on_names_of_topics_is_to_decide(properties: dict[str, str], name: str, why: str) -> None:
+    definition = defined(of={"topics": None, "topics.regex": "shop.*", **properties})
+    assert [each.name for each in definition.to_decide] == [name]
+    assert why in answer(definition, name)
 
 
 @pytest.mark.parametrize("pattern", [r"\p{Lower}+", r"a++", r"[a-z&&[^b]]", r"(?<x>a)\k<x>", "(", r"\Qa.b\E"])
@@ -321,7 +403,7 @@ def test_topics_that_share_an_index_by_key_are_to_decide() -> None:
 
 
 def test_streams_of_topics_have_groups_of_their_own(tmp_path: Path) -> None:
-    definition = defined(of={"topics": "a,b", "consumer.override.group.id": "g"})
+    definition = defined(of={"topics": "a,b", "consumer.override.group.id": "g", **BY_KEY})
     with loaded(definition, tmp_path) as streams:
         assert len({stream.group_of(stream.kafka_inputs[0]) for stream in streams}) == 2
     assert "a group of its own" in answer(definition, "consumer.override.group.id")
@@ -336,9 +418,8 @@ CLOUD_OPENSEARCH = {
 
 def test_indices_of_the_clouds_opensearch_have_one_setting(tmp_path: Path) -> None:
     equal = {"index1.batch.size": "5", "index2.batch.size": "5"}
-    with loaded(defined(of=CLOUD_OPENSEARCH | equal), tmp_path) as streams:
-        outputs = [stream.elasticsearch_outputs[0] for stream in streams]
-    assert [(output.index, output.bulk_actions) for output in outputs] == [("one", 5), ("two", 5)]
+    (output,) = stream_of(defined(of=CLOUD_OPENSEARCH | equal), tmp_path).elasticsearch_outputs
+    assert (output.index, output.bulk_actions) == ({"a": "one", "b": "two"}, 5)
     differ = defined(of=CLOUD_OPENSEARCH | {"index1.batch.size": "5", "index2.batch.size": "6"})
     assert {each.name for each in differ.to_decide} == {"connector.class", "index2.batch.size"}
 

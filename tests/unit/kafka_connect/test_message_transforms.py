@@ -153,7 +153,12 @@ def test_a_predicate_about_topics_is_asked_once(pattern: str, negate: str, appli
 @pytest.mark.parametrize(
     ("transform", "more", "why"),
     [
-        ({"type": f"{APACHE}TimestampRouter"}, {}, "an index for each record"),
+        ({"type": f"{APACHE}TimestampRouter", "timestamp.format": "yyyy-'W'ww"}, {}, "has 'ww'"),
+        ({"type": f"{APACHE}TimestampRouter", "timestamp.format": "yyyyMMdd'%d'"}, {}, "has \"'%d'\""),
+        ({"type": f"{APACHE}TimestampRouter", "timestamp.format": "yyyy'"}, {}, 'has "\'"'),
+        ({"type": f"{APACHE}TimestampRouter", "timestamp.format": "YYYYMMdd"}, {}, "has 'YYYY'"),
+        ({"type": "io.confluent.connect.transforms.ExtractTopic$Header"}, {}, "{header.NAME}"),
+        ({"type": "io.confluent.connect.transforms.ExtractTopic$Value"}, {}, "make a column of it"),
         ({"type": f"{APACHE}Cast$Value", "spec": "a:int8"}, {}, "does not know Cast$Value"),
         ({"type": "com.acme.ReplaceField$Value"}, {}, "does not know ReplaceField$Value"),
         ({"field": "x"}, {}, "a transform without a type"),
@@ -190,6 +195,63 @@ def test_topics_are_renamed_as_java_does(regex: str, replacement: str, index: st
     router = {"type": f"{APACHE}RegexRouter", "regex": regex, "replacement": replacement}
     definition = chain(router, **{"key.ignore": "false", "key.converter": TEXTS})
     assert f'index="{index}"' in definition.text
+
+
+BY_KEY = {"key.ignore": "false", "key.converter": TEXTS}
+BY_DAY = {"type": f"{APACHE}TimestampRouter"}
+ROUTER = {"type": f"{APACHE}RegexRouter", "regex": "orders.*", "replacement": "x"}
+
+
+@pytest.mark.parametrize(
+    ("router", "index"),
+    [
+        ({}, "orders-{timestamp:%Y%m%d}"),
+        ({"topic.format": "Logs-${topic}", "timestamp.format": "yyyy"}, "logs-orders"),
+        ({"topic.format": "${timestamp}.${topic}", "timestamp.format": "yyyy-DDD"}, "{timestamp:%Y-%j}.orders"),
+        ({"timestamp.format": "yyyy.MM.dd'T'HH"}, "orders-{timestamp:%Y.%m.%dt%H}"),
+    ],
+)
+def test_a_time_in_an_index_is_as_java_writes_it(router: dict[str, str], index: str) -> None:
+    definition = chain({**BY_DAY, **router}, **BY_KEY)
+    assert definition.to_decide == []
+    assert f'index="{index}"' in definition.text
+
+
+def test_a_router_after_that_of_the_time_is_to_decide() -> None:
+    for second, why in ((ROUTER, "changes names that have"), (BY_DAY, "has put the record's time")):
+        (left,) = chain(BY_DAY, second, **BY_KEY).to_decide
+        assert left.name == "transforms.b.type"
+        assert why in str(left)
+    assert chain(ROUTER, BY_DAY, **BY_KEY).to_decide == []
+
+
+def test_a_predicate_asks_for_the_name_that_a_router_made() -> None:
+    named = {"predicates": "p", "predicates.p.type": MATCHES, "predicates.p.pattern": "x", **BY_KEY}
+    assert 'index="x-{timestamp:%Y%m%d}"' in chain(ROUTER, {**BY_DAY, "predicate": "p"}, **named).text
+    assert 'index="orders-{timestamp:%Y%m%d}"' in chain({**BY_DAY, "predicate": "p", "negate": "true"}, **named).text
+    (left,) = chain(BY_DAY, {**REPLACE, "exclude": "a", "predicate": "p"}, **named).to_decide
+    assert "asked for each record" in str(left)
+
+
+def test_deletions_from_an_index_of_the_day_are_to_decide() -> None:
+    (left,) = chain(BY_DAY, **BY_KEY, **{"behavior.on.null.values": "delete"}).to_decide
+    assert left.name == "behavior.on.null.values"
+    assert "needs an index by topic or key: a record without a value has another {timestamp:%Y%m%d}" in str(left)
+
+
+def test_ids_in_an_index_of_the_day_are_to_decide() -> None:
+    for topics in ({}, {"topics": None, "topics.regex": "o.*"}):
+        (left,) = chain(BY_DAY, **topics).to_decide
+        assert left.name == "transforms.a.type"
+        assert "ids begin with the topic" in str(left)
+
+
+def test_a_pattern_has_an_index_by_topic_and_time() -> None:
+    router = {**BY_DAY, "topic.format": "logs-${topic}-${timestamp}"}
+    for pattern, left in (("_x.*", ["transforms.a.type"]), ("X.*", ["topics.regex", "transforms.a.type"])):
+        definition = chain(router, **{"topics": None, "topics.regex": pattern})
+        assert 'index="logs-{topic}-{timestamp:%Y%m%d}"' in definition.text
+        assert [each.name for each in definition.to_decide] == left
 
 
 def test_transforms_of_unused_keys_and_headers_do_nothing() -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from airflow.dag_processing.dagbag import BundleDagBag
 from airflow.sdk.execution_time import task_runner
-from tests.unit.kafka_connect.made import decided, loaded
+from tests.unit.kafka_connect.made import decided, indices_of, loaded
 
 from headrace.kafka_connect.connector import read_connector
 from headrace.kafka_connect.definition import Definition, define
@@ -127,7 +127,7 @@ REAL = {
         *("record", "dead_letter", True, frozenset({"topic.index.map"})),
     ),
     "topics_by_pattern.json": Promised(
-        "", {"": "elasticsearch-sink"}, "key", "delete", True, frozenset({"topics.regex", "transforms.route.type"})
+        "", {"": "{topic}"}, "key", "delete", True, frozenset({"topics.regex", "transforms.route.type"})
     ),
     "data_stream.json": Promised(
         "",
@@ -137,7 +137,7 @@ REAL = {
     ),
     "index_of_the_day_over_tls.json": Promised(
         "",
-        {name: name for name in ("logs-topic", "metrics-topic", "events-topic")},
+        {name: f"logs-{name}-{{timestamp:%Y.%m.%d}}" for name in ("logs-topic", "metrics-topic", "events-topic")},
         *("record", "ignore", False),
         frozenset({"value.converter", "transforms.TimestampRouter.type"}),
     ),
@@ -164,11 +164,12 @@ def test_each_file_is_promised_something() -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_a_definition_does_what_the_properties_promise(name: str, tmp_path: Path) -> None:
-    promised, found = REAL[name], {}
+    promised = REAL[name]
+    found: dict[str, str] = {}
     with loaded(of_file(name), tmp_path) as streams:
         for stream in streams:
-            (source,), (output,) = stream.inputs, stream.elasticsearch_outputs
-            found["".join(source.topic_names)] = output.index
+            (output,) = stream.elasticsearch_outputs
+            found |= indices_of(stream)
             assert output.document_ids.kind == promised.ids
             assert output.tombstone_action == promised.tombstones
             assert (output.dead_letter_limit.passed(1, 1_000_000) is not None) == promised.fails
