@@ -182,7 +182,8 @@ class Administration:
         """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices."""
         index = output.index
         purpose = f"Asking about index {index!r}"
-        own, letters = self.concrete_index(index), self.concrete_index(output.dead_letters)
+        own = self.concrete_index(index)
+        letters = self.concrete_index(output.dead_letters) if output.dead_letters else None
         if own is not None and letters is not None and own.name == letters.name:
             raise UnsuitableTargetError(
                 f"{index!r} and {output.dead_letters!r} are names of one index, {own.name!r}: the output's dead "
@@ -254,7 +255,11 @@ class Administration:
             of_documents.append("maintenance")
         asked = [
             {"names": [output.index], "privileges": of_documents},
-            {"names": [output.dead_letters], "privileges": list(_LETTER_PRIVILEGES)},
+            *(
+                [{"names": [output.dead_letters], "privileges": list(_LETTER_PRIVILEGES)}]
+                if output.dead_letters
+                else []
+            ),
         ]
         try:
             purpose = f"Asking for the privileges on index {output.index!r}"

@@ -108,40 +108,50 @@ def client_config(
     return {**taken, "allow.auto.create.topics": False}
 
 
-def describe_topic(config: Config, topic: str, *, seconds: float = _QUESTION_SECONDS) -> TopicDescription:
-    """The topic's id and partitions. Raises TopicMissingError, KafkaRefusedError, KafkaOutputError or TokenError."""
-    admin = AskingAdmin(config)
-    described = admin.describe_topics(TopicCollection([topic]), request_timeout=seconds)[topic]
-    admin.wait([described], seconds)
-    try:
-        return cast("TopicDescription", described.result(0))
-    except KafkaException as error:
-        raise reported(error.args[0], topic) from error
-    except TimeoutError as error:
-        why = admin.last_error()
-        if why is None:
-            raise KafkaOutputError(f"Kafka did not describe topic {topic!r} in {seconds:g} s.") from error
-        raise KafkaRefusedError(
-            f"Kafka does not describe topic {topic!r}: {why.text}.",
-            remedy=why.remedy,
-        ) from error
+class TopicQuestions:
+    """Asks about one topic."""
+
+    def __init__(self, config: Config, topic: str, *, seconds: float = _QUESTION_SECONDS) -> None:
+        """``seconds``: for each answer. Raises ClientSettingError or TokenError."""
+        self._topic = topic
+        self._seconds = seconds
+        self._admin = AskingAdmin(config)
+
+    def describe(self) -> TopicDescription:
+        """The topic's id and partitions. Raises TopicMissingError, KafkaRefusedError or KafkaOutputError."""
+        asked = TopicCollection([self._topic])
+        described = self._admin.describe_topics(asked, request_timeout=self._seconds)[self._topic]
+        self._admin.wait([described], self._seconds)
+        try:
+            return cast("TopicDescription", described.result(0))
+        except KafkaException as error:
+            raise reported(error.args[0], self._topic) from error
+        except TimeoutError as error:
+            why = self._admin.last_error()
+            if why is None:
+                raise KafkaOutputError(
+                    f"Kafka did not describe topic {self._topic!r} in {self._seconds:g} s."
+                ) from error
+            raise KafkaRefusedError(
+                f"Kafka does not describe topic {self._topic!r}: {why.text}.",
+                remedy=why.remedy,
+            ) from error
+
+    def is_compacted(self) -> bool:
+        """Whether Kafka drops records that have a newer one of their key; False if Kafka does not say."""
+        topic = ConfigResource(ConfigResource.Type.TOPIC, self._topic)
+        (asked,) = self._admin.describe_configs([topic], request_timeout=self._seconds).values()
+        self._admin.wait([asked], self._seconds)
+        try:
+            return "compact" in str(asked.result(0)["cleanup.policy"].value)
+        except (KafkaException, TimeoutError):
+            # The right to read a topic's settings is one of its own.
+            return False
 
 
 def topic_id(config: Config, topic: str) -> str:
-    """The topic's id. Raises as `describe_topic` does."""
-    return str(describe_topic(config, topic).topic_id)
-
-
-def is_compacted(config: Config, topic: str, *, seconds: float = _QUESTION_SECONDS) -> bool:
-    """Whether Kafka drops records of the topic that have a newer one of their key; False if Kafka does not say."""
-    admin = AskingAdmin(config)
-    (asked,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)]).values()
-    admin.wait([asked], seconds)
-    try:
-        return "compact" in str(asked.result(0)["cleanup.policy"].value)
-    except (KafkaException, TimeoutError):
-        # The right to read a topic's settings is one of its own.
-        return False
+    """The topic's id. Raises as `TopicQuestions` and its `describe` do."""
+    return str(TopicQuestions(config, topic).describe().topic_id)
 
 
 def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutputError:
