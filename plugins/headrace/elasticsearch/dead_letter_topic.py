@@ -19,6 +19,7 @@ has the time when its write began, and a note when it was sent.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,6 +135,7 @@ class LetterSender:
         self._topic = topic.topic
         self._timeout_seconds = timeout_seconds
         self._config = client_config(topic.connection, topic.bootstrap_servers, environ)
+        self._producer: Producer | None = None
         questions = TopicQuestions(self._config, self._topic)
         try:
             described = questions.describe()
@@ -202,12 +204,13 @@ class LetterSender:
 
     def _too_large(self, records: Sequence[LetterRecord]) -> list[int]:
         """Send the records. Returns the numbers of those that are too large for the topic."""
-        producer = self._producer()
-        suspects = self._deliver(producer, dict(enumerate(records)))
+        suspects = self._deliver(dict(enumerate(records)))
         # A record that is too large is refused with those that were sent beside it. So each of them is sent alone.
-        return [number for number in suspects if self._deliver(producer, {number: records[number]})]
+        return [number for number in suspects if self._deliver({number: records[number]})]
 
-    def _deliver(self, producer: Producer, records: Mapping[int, LetterRecord]) -> list[int]:
+    def _deliver(self, records: Mapping[int, LetterRecord]) -> list[int]:
+        # An idempotent producer needs half a second until it can send.
+        producer = self._producer = self._producer or self._open_producer()
         failed: dict[int, KafkaError] = {}
         for number, record in records.items():
             self._produce(producer, number, record, failed)
@@ -240,7 +243,7 @@ class LetterSender:
                 failed[number] = error.args[0]
                 return
 
-    def _producer(self) -> Producer:
+    def _open_producer(self) -> Producer:
         timeout_ms = max(1000, int(self._timeout_seconds * 1000))
         return open_producer({**PRODUCER_SETTINGS, **self._config, "message.timeout.ms": timeout_ms})
 
@@ -253,6 +256,40 @@ _Version = tuple[str, int | None, int]
 """A letter's id, the attempt that wrote it, and when that began: repetitions by Kafka or Spark are equal."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is kept of a letter until the whole topic is read: it may have a million. ``place``: partition, offset."""
+
+    version: _Version
+    place: tuple[int, int]
+    index: str
+    batch_time_ms: int
+    source: tuple[str | None, int | None, int | None]
+    reason_type: str
+
+    @classmethod
+    def of(cls, version: _Version, place: tuple[int, int], fields: Mapping[str, Any]) -> Self:
+        source = (fields.get("topic"), fields.get("partition"), fields.get("offset"))
+        index, reason = sys.intern(fields["index"]), sys.intern(fields["reason"]["type"])
+        return cls(version, place, index, fields["batch_time"], source, reason)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields that a filter looks at."""
+        topic, partition, offset = self.source
+        fields = {"index": self.index, "batch_time": self.batch_time_ms, "reason": {"type": self.reason_type}}
+        return {**fields, "topic": topic, "partition": partition, "offset": offset}
+
+    @property
+    def age(self) -> tuple[int, int]:
+        _, attempt, began_ms = self.version
+        return began_ms, attempt or 0
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The newest batch first; what has no record comes last, as of an index."""
+        return -self.batch_time_ms, *((value is None, value or 0) for value in self.source), self.version[0]
+
+
 @dataclass(slots=True)
 class _Withdrawal:
     """What an attempt that succeeded has said: when, and from which offset of each partition on."""
@@ -261,13 +298,13 @@ class _Withdrawal:
     at_ms: int
     offsets: dict[int, int] = field(default_factory=dict)
 
-    def applies(self, letter: StoredLetter) -> bool:
+    def applies(self, letter: _Seen) -> bool:
         """Whether the letter of this batch does not hold any more."""
-        partition, offset = letter.version
-        attempt = letter.fields.get("attempt")
+        _, attempt, began_ms = letter.version
         if attempt is None or attempt >= self.attempt:
             return False
-        return offset < self.offsets.get(partition, -1) or letter.fields["began"] <= self.at_ms
+        partition, offset = letter.place
+        return offset < self.offsets.get(partition, -1) or began_ms <= self.at_ms
 
 
 class TopicLetters(KeptLetters):
@@ -302,10 +339,11 @@ class TopicLetters(KeptLetters):
                 # What retention removes meanwhile is left out.
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 100,
+                "queued.min.messages": 10_000,
             }
         )
         self._sender: LetterSender | None = None
-        self._found: tuple[LetterFilter, list[StoredLetter]] | None = None
+        self._found: tuple[LetterFilter, list[tuple[_Seen, dict[str, Any]]]] | None = None
         # The partition that is read, and its next offset.
         self._position: tuple[int, int] | None = None
 
@@ -314,19 +352,20 @@ class TopicLetters(KeptLetters):
         self._consumer.close()
 
     def reasons(self, letters: LetterFilter) -> dict[str, int]:
-        return dict(Counter(letter.reason.type for letter in self._all(letters)).most_common())
+        counted = Counter(noted.get("reason", {}).get("type", seen.reason_type) for seen, noted in self._all(letters))
+        return dict(counted.most_common())
 
     def find(self, letters: LetterFilter, limit: int | None = None, *, contents: bool = True) -> Iterator[StoredLetter]:
         found = self._all(letters)[:limit]
-        if not contents:
-            yield from found
-            return
         for first in range(0, len(found), PAGE):
             page = found[first : first + PAGE]
-            there = {version: self._message_at(*version) for version in sorted(letter.version for letter in page)}
-            for letter in page:
-                if (message := there[letter.version]) is not None:
-                    yield replace(letter, fields={**letter.fields, **_contents_of(message)})
+            there = {place: self._message_at(*place) for place in sorted(seen.place for seen, _ in page)}
+            for seen, noted in page:
+                if (message := there[seen.place]) is not None:
+                    fields = {**_fields(_own_headers(message)), **noted}
+                    if contents:
+                        fields |= _contents_of(message)
+                    yield StoredLetter(seen.version[0], seen.place, fields)
 
     def prepare_notes(self) -> None:
         """Do nothing: a topic has no mappings."""
@@ -340,23 +379,23 @@ class TopicLetters(KeptLetters):
         self._found = None
         return []
 
-    def _all(self, wanted: LetterFilter) -> list[StoredLetter]:
-        """The letters without their contents, newest batch first. They are read once for a filter."""
+    def _all(self, wanted: LetterFilter) -> list[tuple[_Seen, dict[str, Any]]]:
+        """The letters, newest batch first, each with what was noted of it. They are read once for a filter."""
         if self._found is None or self._found[0] != wanted:
-            self._found = (wanted, sorted(self._read(wanted), key=_newest_first))
+            self._found = (wanted, sorted(self._read(wanted), key=lambda found: found[0].order))
         return self._found[1]
 
-    def _read(self, wanted: LetterFilter) -> Iterator[StoredLetter]:
-        # A note can change these.
-        before_notes = replace(wanted, reason=None, replayed=True)
-        letters: dict[_Version, StoredLetter] = {}
+    def _read(self, wanted: LetterFilter) -> Iterator[tuple[_Seen, dict[str, Any]]]:
+        # A note can change the others. With a window, a letter can be there again by another batch.
+        of_any_version = replace(wanted, reason=None, replayed=True, from_ms=None, until_ms=None)
+        letters: dict[_Version, _Seen] = {}
         withdrawals: dict[tuple[str, int], dict[tuple[int, int], _Withdrawal]] = {}
         notes: dict[_Version, dict[str, Any]] = {}
         for message in self._messages():
             headers = _own_headers(message)
-            kind, fields = headers.get(KIND), _fields(headers)
-            if (fields.get("stream"), fields.get("output")) != self._owner:
+            if (headers.get("headrace.stream"), headers.get("headrace.output")) != self._owner:
                 continue
+            kind, fields = headers[KIND], _fields(headers)
             if kind == WITHDRAWN:
                 batch = withdrawals.setdefault((fields["index"], fields["batch_time"]), {})
                 attempt, at_ms = fields["attempt"], int(headers[_AT])
@@ -364,16 +403,16 @@ class TopicLetters(KeptLetters):
                 withdrawal.offsets.update([_place(message)])
                 continue
             version = (headers[_ID], fields.get("attempt"), fields["began"])
-            if kind == LETTER and before_notes.matches(headers[_ID], fields):
-                letters[version] = StoredLetter(headers[_ID], _place(message), fields)
+            if kind == LETTER and of_any_version.matches(headers[_ID], fields):
+                letters[version] = _Seen.of(version, _place(message), fields)
             elif kind == REPLAYED:
                 notes[version] = {"replayed_at": int(headers[_AT])}
             elif kind == REFUSED:
                 notes[version] = {"reason": fields["reason"]}
-        for letter in _newest(letters, withdrawals):
-            noted = replace(letter, fields={**letter.fields, **notes.get(_version(letter), {})})
-            if wanted.matches(noted.id, noted.fields):
-                yield noted
+        for seen in _newest(letters.values(), withdrawals):
+            noted = notes.get(seen.version, {})
+            if wanted.matches(seen.version[0], {**seen.fields(), **noted}):
+                yield seen, noted
 
     @property
     def _owner(self) -> tuple[str, str]:
@@ -445,34 +484,18 @@ class TopicLetters(KeptLetters):
 
 
 def _newest(
-    letters: Mapping[_Version, StoredLetter],
-    withdrawals: Mapping[tuple[str, int], Mapping[Any, _Withdrawal]],
-) -> Iterable[StoredLetter]:
+    letters: Iterable[_Seen], withdrawals: Mapping[tuple[str, int], Mapping[Any, _Withdrawal]]
+) -> Iterable[_Seen]:
     """The newest version of each letter among those that are not withdrawn."""
-    newest: dict[str, StoredLetter] = {}
-    for letter in letters.values():
-        batch = withdrawals.get((letter.fields["index"], letter.fields["batch_time"]), {})
-        there = newest.get(letter.id)
+    newest: dict[str, _Seen] = {}
+    for letter in letters:
+        batch = withdrawals.get((letter.index, letter.batch_time_ms), {})
         if any(each.applies(letter) for each in batch.values()):
             continue
-        if there is None or _age(there) < _age(letter):
-            newest[letter.id] = letter
+        there = newest.get(letter.version[0])
+        if there is None or there.age < letter.age:
+            newest[letter.version[0]] = letter
     return newest.values()
-
-
-def _age(letter: StoredLetter) -> tuple[int, int]:
-    return letter.fields["began"], letter.fields.get("attempt") or 0
-
-
-def _version(letter: StoredLetter) -> _Version:
-    return letter.id, letter.fields.get("attempt"), letter.fields["began"]
-
-
-def _newest_first(letter: StoredLetter) -> tuple[Any, ...]:
-    fields = letter.fields
-    where = (fields.get(name) for name in ("topic", "partition", "offset"))
-    # As of an index: what has no record comes last.
-    return -fields["batch_time"], *((value is None, value or 0) for value in where), letter.id
 
 
 def _note(letter: StoredLetter, changed: Mapping[str, Any]) -> LetterRecord:

@@ -214,6 +214,15 @@ def test_a_letter_sent_twice_in_an_attempt_is_one(log: Log, make_rows: Any) -> N
     assert log.reasons(EVERY) == {"document_parsing_exception": 1}
 
 
+def test_a_record_in_two_windows_has_the_letter_of_the_later(log: Log, make_rows: Any, options: Any) -> None:
+    """Its id has no batch time. As in an index, the batch that was written last has it."""
+    log.write(make_rows([{"n": 1}]), attempt=1, began_ms=100)
+    later = replace(options, batch_time_ms=20_000, attempt=1, letter_topic=replace(TOPIC, began_ms=200))
+    log.append(letter_record(dead_letter(make_rows([{"n": 1}]), 0, WHY, later), later))
+    assert [letter.fields["batch_time"] for letter in log.find(EVERY)] == [20_000]
+    assert list(log.find(LetterFilter(until_ms=10_000))) == []
+
+
 def test_records_that_are_no_letters_are_passed_over(log: Log, make_rows: Any) -> None:
     log.append(LetterRecord(b"k", b"v", []))
     log.append(LetterRecord(b"k", b"v", [("__connect.errors.topic", b"t"), ("headrace.id", None)]))
