@@ -17,11 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import Message
+from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.dead_letter_shop import BATCHES, Shop
 from tests.integration.spark.kafka_output.conftest import read
 
+from headrace.blocks import TopicPartition
 from headrace.checks.connecting import check_elasticsearch
 from headrace.checks.kafka_rights import check_kafka_rights
 from headrace.clock import SystemClock
@@ -31,6 +33,8 @@ from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.kafka.producers import topic_id
 from headrace.lineage import datasets_of
 from headrace.stream import ElasticsearchOutput
+from headrace.views.trace import DocumentLookup
+from headrace.views.traced import RecordPosition
 
 REFUSED = b'{"n": "one"}'
 
@@ -147,6 +151,15 @@ def test_a_letter_of_a_topic_is_shown_with_all_it_holds(shop: Shop) -> None:
     assert base64.b64decode(letter["value"]) == REFUSED
     assert shop.dead_letters("show", shop.letter("clicks+0+2"), "--value").stdout_bytes == b"junk"
     assert "no dead letter 'nothing'" in shop.dead_letters("show", "nothing").output
+
+
+def test_a_trace_finds_the_letters_of_a_record_in_a_topic(shop: Shop, topic: str) -> None:
+    (output,) = shop.stream.outputs
+    assert isinstance(output, ElasticsearchOutput)
+    position = RecordPosition("records", TopicPartition("clicks", "topic-id", 0, 1), 10)
+    with DocumentLookup.open(output, "shop") as lookup:
+        (letter,) = lookup.letters(position, shop.index)
+    assert (letter.id, letter.index) == (shop.letter("clicks+0+10"), f"topic {topic}")
 
 
 def test_records_of_others_in_the_topic_are_no_letters_of_ours(make_shop: Any, kafka: str, topic: str) -> None:
@@ -373,6 +386,6 @@ def test_letters_that_retention_removes_meanwhile_are_left_out(
     options = shop.options(batch_time_ms=BATCHES[0])
     with contextlib.closing(TopicLetters(options.letter_topic, options.target, timeout_seconds=20)) as kept:
         assert sum(kept.reasons(LetterFilter()).values()) == 2
-        for asked in kafka_admin.delete_records([TopicPartition(topic, number, -1) for number in range(3)]).values():
+        for asked in kafka_admin.delete_records([KafkaPartition(topic, number, -1) for number in range(3)]).values():
             asked.result()
         assert list(kept.find(LetterFilter())) == []
