@@ -35,6 +35,7 @@ from headrace.elasticsearch.dead_letters import DeadLetter, OriginalRecord, cont
 from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.elasticsearch.options import IndexingOptions, LetterTopic
 from headrace.elasticsearch.target import Target
+from headrace.errors import HeadraceError
 from headrace.kafka.client import open_consumer, open_producer
 from headrace.kafka.client_errors import explained
 from headrace.kafka.errors import KafkaNotAskedError
@@ -307,6 +308,46 @@ class _Withdrawal:
         return offset < self.offsets.get(partition, -1) or began_ms <= self.at_ms
 
 
+@dataclass(slots=True)
+class _SeenRecords:
+    """What a topic says of the letters of one output. ``wanted`` selects the letters that are kept."""
+
+    wanted: LetterFilter
+    letters: dict[_Version, _Seen] = field(default_factory=dict)
+    withdrawals: dict[tuple[str, int], dict[tuple[int, int], _Withdrawal]] = field(default_factory=dict)
+    notes: dict[_Version, dict[str, Any]] = field(default_factory=dict)
+
+    def take(self, headers: Mapping[str, str], place: tuple[int, int]) -> None:
+        """Add a record. Raises KeyError or ValueError if it lacks a header, or a number is none."""
+        kind, fields = headers[KIND], _fields(headers)
+        if kind == WITHDRAWN:
+            batch = self.withdrawals.setdefault((fields["index"], fields["batch_time"]), {})
+            attempt, at_ms = fields["attempt"], int(headers[_AT])
+            batch.setdefault((attempt, at_ms), _Withdrawal(attempt, at_ms)).offsets.update([place])
+            return
+        version = (headers[_ID], fields.get("attempt"), fields["began"])
+        if kind == LETTER:
+            letter = _Seen.of(version, place, fields)
+            if self.wanted.matches(headers[_ID], letter.fields()):
+                self.letters[version] = letter
+        elif kind == REPLAYED:
+            self.notes[version] = {"replayed_at": int(headers[_AT])}
+        elif kind == REFUSED:
+            self.notes[version] = {"reason": fields["reason"]}
+
+    def newest(self) -> Iterable[_Seen]:
+        """The newest version of each letter among those that are not withdrawn."""
+        newest: dict[str, _Seen] = {}
+        for letter in self.letters.values():
+            batch = self.withdrawals.get((letter.index, letter.batch_time_ms), {})
+            if any(each.applies(letter) for each in batch.values()):
+                continue
+            there = newest.get(letter.version[0])
+            if there is None or there.age < letter.age:
+                newest[letter.version[0]] = letter
+        return newest.values()
+
+
 class TopicLetters(KeptLetters):
     """The dead letters in a topic. Must be closed.
 
@@ -387,32 +428,27 @@ class TopicLetters(KeptLetters):
 
     def _read(self, wanted: LetterFilter) -> Iterator[tuple[_Seen, dict[str, Any]]]:
         # A note can change the others. With a window, a letter can be there again by another batch.
-        of_any_version = replace(wanted, reason=None, replayed=True, from_ms=None, until_ms=None)
-        letters: dict[_Version, _Seen] = {}
-        withdrawals: dict[tuple[str, int], dict[tuple[int, int], _Withdrawal]] = {}
-        notes: dict[_Version, dict[str, Any]] = {}
+        seen = _SeenRecords(replace(wanted, reason=None, replayed=True, from_ms=None, until_ms=None))
         for message in self._messages():
             headers = _own_headers(message)
-            if (headers.get("headrace.stream"), headers.get("headrace.output")) != self._owner:
-                continue
-            kind, fields = headers[KIND], _fields(headers)
-            if kind == WITHDRAWN:
-                batch = withdrawals.setdefault((fields["index"], fields["batch_time"]), {})
-                attempt, at_ms = fields["attempt"], int(headers[_AT])
-                withdrawal = batch.setdefault((attempt, at_ms), _Withdrawal(attempt, at_ms))
-                withdrawal.offsets.update([_place(message)])
-                continue
-            version = (headers[_ID], fields.get("attempt"), fields["began"])
-            if kind == LETTER and of_any_version.matches(headers[_ID], fields):
-                letters[version] = _Seen.of(version, _place(message), fields)
-            elif kind == REPLAYED:
-                notes[version] = {"replayed_at": int(headers[_AT])}
-            elif kind == REFUSED:
-                notes[version] = {"reason": fields["reason"]}
-        for seen in _newest(letters.values(), withdrawals):
-            noted = notes.get(seen.version, {})
-            if wanted.matches(seen.version[0], {**seen.fields(), **noted}):
-                yield seen, noted
+            if (headers.get("headrace.stream"), headers.get("headrace.output")) == self._owner:
+                self._take(seen, headers, _place(message))
+        for letter in seen.newest():
+            noted = seen.notes.get(letter.version, {})
+            if wanted.matches(letter.version[0], {**letter.fields(), **noted}):
+                yield letter, noted
+
+    def _take(self, seen: _SeenRecords, headers: Mapping[str, str], place: tuple[int, int]) -> None:
+        try:
+            seen.take(headers, place)
+        except (KeyError, ValueError) as error:
+            partition, offset = place
+            raise HeadraceError(
+                f"The record at offset {offset} of partition {partition} of {self.where!r} has headrace's headers, and "
+                f"is neither a dead letter nor a note: {error!r}.",
+                remedy="Something else has sent it. Delete the topic's records up to it when the letters before it are "
+                "replayed, or name another dead_letter_topic.",
+            ) from None
 
     @property
     def _owner(self) -> tuple[str, str]:
@@ -481,21 +517,6 @@ class TopicLetters(KeptLetters):
         why = explained(error)
         remedy = "Allow it READ on the topic." if error.code() in _FINAL else why.remedy
         return KafkaNotAskedError(f"The dead letters in topic {self.where!r} are not read: {why.text}.", remedy=remedy)
-
-
-def _newest(
-    letters: Iterable[_Seen], withdrawals: Mapping[tuple[str, int], Mapping[Any, _Withdrawal]]
-) -> Iterable[_Seen]:
-    """The newest version of each letter among those that are not withdrawn."""
-    newest: dict[str, _Seen] = {}
-    for letter in letters:
-        batch = withdrawals.get((letter.index, letter.batch_time_ms), {})
-        if any(each.applies(letter) for each in batch.values()):
-            continue
-        there = newest.get(letter.version[0])
-        if there is None or there.age < letter.age:
-            newest[letter.version[0]] = letter
-    return newest.values()
 
 
 def _note(letter: StoredLetter, changed: Mapping[str, Any]) -> LetterRecord:

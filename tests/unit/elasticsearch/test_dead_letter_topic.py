@@ -231,6 +231,18 @@ def test_records_that_are_no_letters_are_passed_over(log: Log, make_rows: Any) -
     assert attempts(log) == [1]
 
 
+@pytest.mark.parametrize(("changed", "why"), [("headrace.began", "ValueError"), ("headrace.index", "KeyError")])
+def test_a_letter_that_something_else_changed_is_named(
+    log: Log, make_rows: Any, options: Any, changed: str, why: str
+) -> None:
+    record = letter_record(dead_letter(make_rows([{"n": 1}]), 0, WHY, options), options)
+    headers = [(name, value) for name, value in record.headers if name != changed]
+    headers += [(changed, b"soon")] if why == "ValueError" else []
+    log.append(replace(record, headers=headers), 2)
+    with pytest.raises(HeadraceError, match=rf"offset 0 of partition 2 of 'letters' .* nor a note: {why}.*Delete the"):
+        log.reasons(EVERY)
+
+
 def test_letters_without_a_record_come_last_in_their_batch(log: Log, make_rows: Any, options: Any) -> None:
     aggregate = pa.record_batch({"document": pa.array([b"{}"]), "id_0": ["x"]})
     log.write(make_rows([{"n": 1}], offsets=[7]), attempt=1, began_ms=1)
