@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.dead_letter_shop import BATCHES, Shop
+from tests.integration.dead_letter_shop import BATCHES, N_IS_A_LONG, Shop
 from tests.integration.spark.kafka_output.conftest import read
 
 from headrace.blocks import TopicPartition
@@ -224,6 +224,26 @@ def test_a_letter_that_a_later_attempt_lacks_is_not_replayed(make_shop: Any) -> 
     shop.correct_mapping()
     assert shop.reported("replay", "--yes")["letters"] == 1
     assert shop.documents() == {}
+
+
+def test_letters_of_an_index_for_each_record_are_replayed(make_shop: Any) -> None:
+    """A later attempt settles those of every index, and of the record whose topic names none that is legal."""
+    name = f"each-{uuid.uuid4().hex[:8]}"
+    shop = make_shop(index=name + "-{topic}")
+    # So that the shop asks for, and deletes, the index of the records.
+    shop.ask("DELETE", f"/{shop.index}")
+    shop.index = f"{name}-clicks"
+    shop.ask("PUT", f"/{shop.index}", N_IS_A_LONG)
+    shop.write(REFUSED, b"junk", attempt=1, began_ms=1)
+    shop.write(b"{}", first=5, attempt=1, began_ms=1, topic=["Big"])
+    indices = [letter["index"] for letter in shop.reported("list")[0]["letters"]]
+    assert sorted(indices) == [*[shop.index] * 2, name + "-{topic}"]
+    shop.write(REFUSED, attempt=2, began_ms=2)
+    shop.settle(2)
+    assert shop.listed() == shop.listed("--index", shop.index) == ["clicks+0+0"]
+    shop.correct_mapping()
+    assert shop.reported("replay", "--yes")["replayed"] == 1
+    assert shop.documents() == {"clicks+0+0": {"n": "one"}}
 
 
 def test_a_letter_of_an_attempt_that_was_replaced_does_not_hold(make_shop: Any) -> None:
