@@ -241,7 +241,7 @@ _CLOUD: dict[str, Row] = {
     "csfle.enabled": {"false": same(), "*": undecided("headrace decrypts no fields; do it in the transform")},
     "csfle.onfailure": none("it only is for encrypted fields"),
     "reporter.result.topic.name": none("the ledger has the counts of each batch, and sends no record for a success"),
-    "reporter.error.topic.name": to("the dead letters, in an index"),
+    "reporter.error.topic.name": to("the dead letters, in an index; or name a dead_letter_topic"),
 }
 CONFLUENT_CLOUD: dict[str, Row] = {**CONFLUENT, **_CLOUD}
 CONFLUENT_CLOUD_V2: dict[str, Row] = {
@@ -346,9 +346,14 @@ CONNECT: dict[str, Row] = {
     "errors.retry.*": same("the repair DAG tries a failed batch again"),
     "errors.log.enable": same("a dead letter has the reason and the place of its record"),
     "errors.log.include.messages": none("contents of records are in no log; a dead letter has them"),
-    "errors.deadletterqueue.topic.name": to("dead letters, in an index (dead_letter_index) instead of a topic"),
-    "errors.deadletterqueue.topic.replication.factor": none("dead letters are in an index, not in a topic"),
-    "errors.deadletterqueue.context.headers.enable": same("a dead letter has topic, partition, offset and reason"),
+    "errors.deadletterqueue.topic.name": {
+        "": same("dead letters are in an index"),
+        "*": to(
+            "dead_letter_topic, which also gets what the server refuses and, by tombstones, records without a value"
+        ),
+    },
+    "errors.deadletterqueue.topic.replication.factor": none("headrace creates no topic for dead letters"),
+    "errors.deadletterqueue.context.headers.enable": same("a dead letter has them always"),
     # What people write into a connector's file, and Connect does not read there.
     **dict.fromkeys(
         ("bootstrap.servers", "consumer.*", "producer.*", "key.serializer*", "value.serializer*", "type_name"),

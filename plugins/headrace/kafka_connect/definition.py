@@ -428,6 +428,7 @@ class _Defined:
             require_alias="True" if self._uses_aliases() else None,
             document_ids="ids" if len(ids) > 1 else ids[0],
             tombstones=self._tombstones(len(ids) > 1),
+            dead_letter_topic=self._dead_letter_topic(),
             dead_letter_limit=self._limit(),
             bulk_actions=None if actions is None else _quoted(actions),
             bulk_bytes=None if size is None else _quoted(size if size > 0 else 100 * _MIB),
@@ -468,6 +469,20 @@ class _Defined:
             case "ignore":
                 return _quoted("ignore")
         return _quoted("dead_letter")
+
+    def _dead_letter_topic(self) -> str | None:
+        name = "errors.deadletterqueue.topic.name"
+        topic = self._given.get(name, "").strip()
+        if not topic:
+            return None
+        is_read = topic in self._topics if self._topics else topic_pattern(self._given["topics.regex"]).matches(topic)
+        if is_read or not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic):
+            why = "the stream reads this topic itself" if is_read else "this is no topic's name"
+            self._answers[name] = undecided(
+                f"{why}: name another in dead_letter_topic. Here dead letters are in an index"
+            )
+            return None
+        return f"DeadLetterTopic(topic={_quoted(topic)}, connection={_quoted(KAFKA)})"
 
     def _limit(self) -> str:
         """One limit is for documents that are refused and for records that do not decode."""
@@ -590,7 +605,8 @@ _JSON_TEXTS = {
     "decimal stays base64: DebeziumDecoder(fields=…) reads it too",
 }
 _NAMES = (
-    *("Stream", "KafkaInput", "ElasticsearchOutput", "KeyIds", "RecordIds", "DeadLetterLimit", "SparkSettings"),
+    *("Stream", "KafkaInput", "ElasticsearchOutput", "KeyIds", "RecordIds", "DeadLetterLimit", "DeadLetterTopic"),
+    "SparkSettings",
     *("Utf8Decoder", "JsonDecoder", "AvroDecoder", "ProtobufDecoder", "JsonSchemaDecoder", "DebeziumDecoder"),
     "DebeziumKeyDecoder",
 )

@@ -23,6 +23,7 @@ from tests.unit.kafka_connect.made import (
 from headrace.kafka_connect.connector import ConnectorError
 from headrace.stream import (
     AvroDecoder,
+    DeadLetterTopic,
     DebeziumKeyDecoder,
     ElasticsearchOutput,
     JsonDecoder,
@@ -151,6 +152,31 @@ def test_what_fails_the_connector_fails_a_batch(properties: dict[str, Any], fail
     _, output = parts_of(tmp_path, of=properties)
     assert (output.dead_letter_limit.passed(1, 1_000_000) is not None) == fails
     assert (output.dead_letter_limit.passed(1_000_000, 1_000_000) is not None) == fails
+
+
+QUEUE = "errors.deadletterqueue.topic.name"
+
+
+def test_a_dead_letter_queue_is_a_topic(tmp_path: Path) -> None:
+    _, output = parts_of(tmp_path, of={QUEUE: "orders-dlq"})
+    assert output.dead_letter_topic == DeadLetterTopic(topic="orders-dlq", connection="kafka_default")
+    for of in ({}, {QUEUE: ""}):
+        assert parts_of(tmp_path, of=of)[1].dead_letter_topic is None
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        ({QUEUE: "orders"}, "reads this topic itself"),
+        ({QUEUE: "shop.dlq", "topics": None, "topics.regex": "shop.*"}, "reads this topic itself"),
+        ({QUEUE: "dlq-${topic}"}, "no topic's name"),
+    ],
+)
+def test_a_dead_letter_queue_that_cannot_be_is_to_decide(of: dict[str, Any], why: str, tmp_path: Path) -> None:
+    definition = defined(of=of)
+    assert [each.name for each in definition.to_decide] == [QUEUE]
+    assert why in answer(definition, QUEUE)
+    assert stream_of(definition, tmp_path).elasticsearch_outputs[0].dead_letter_topic is None
 
 
 def test_two_limits_that_differ_are_to_decide() -> None:
