@@ -24,7 +24,15 @@ from headrace.stream.outputs import Dataset
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.batches.tables import Attempt
-    from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output, ParquetOutput, Stream
+    from headrace.stream import (
+        DeadLetterTopic,
+        ElasticsearchOutput,
+        KafkaInput,
+        KafkaOutput,
+        Output,
+        ParquetOutput,
+        Stream,
+    )
 
 
 # What the outputs call their rows and bytes.
@@ -135,7 +143,7 @@ def _written(counts: Mapping[str, Any]) -> int:
 _KAFKA_PORT = 9092
 
 
-def topic_name(source: KafkaInput | KafkaOutput, topic: str, _: object = None) -> Dataset:
+def topic_name(source: KafkaInput | KafkaOutput | DeadLetterTopic, topic: str, _: object = None) -> Dataset:
     """The name of a topic: the namespace has the first of the bootstrap servers."""
     from headrace.kafka.client import bootstrap_servers
 
@@ -155,7 +163,7 @@ def datasets_of(output: Output, counts: Mapping[str, Any]) -> dict[Dataset, int]
 
 
 def index_datasets(output: ElasticsearchOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
-    """The index, or those of the rows, and the one of the dead letters if there were any."""
+    """The index, or those of the rows; and the index or topic of the dead letters if there were any."""
     from headrace.batch.places import written_places
 
     by_index = counts.get("by_index")
@@ -164,7 +172,13 @@ def index_datasets(output: ElasticsearchOutput, counts: Mapping[str, Any], _: ob
         for place in written_places(output, counts)
     }
     letters = int(counts.get("dead_lettered") or 0)
-    return {**rows, index_name(output, output.dead_letters): letters} if letters else rows
+    if not letters:
+        return rows
+    topic = output.dead_letter_topic
+    return {
+        **rows,
+        index_name(output, output.dead_letters) if topic is None else topic_name(topic, topic.topic): letters,
+    }
 
 
 def topic_datasets(output: KafkaOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:

@@ -18,6 +18,7 @@ from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
+from headrace.spark.outputs.elasticsearch_sink import withdraw_letters
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
 BATCHES = (1_700_000_010_000, 1_700_000_020_000)
@@ -58,10 +59,10 @@ class Shop:
         batch_time_ms: int = BATCHES[0],
         first: int = 0,
         attempt: int | None = None,
+        began_ms: int = 0,
         **more: Any,
     ) -> Any:
         """Index the records of a batch, as its output would."""
-        (output,) = self.stream.outputs
         rows = pa.record_batch(
             {
                 "topic": ["clicks"] * len(values),
@@ -77,10 +78,20 @@ class Shop:
                 **more,
             }
         )
+        return self.index_rows(rows, batch_time_ms=batch_time_ms, attempt=attempt, began_ms=began_ms)
+
+    def index_rows(self, rows: pa.RecordBatch, *, batch_time_ms: int = BATCHES[0], **fields: Any) -> IndexingCounts:
+        """Index rows of any columns."""
+        return Indexer(self.transport, self.options(batch_time_ms=batch_time_ms, **fields)).index([rows])
+
+    def options(self, **fields: Any) -> IndexingOptions:
+        (output,) = self.stream.outputs
         assert isinstance(output, ElasticsearchOutput)
-        options = IndexingOptions.of(output, Target.of(output, "shop"), batch_time_ms=batch_time_ms, attempt=attempt)
-        counts: IndexingCounts = Indexer(self.transport, options).index([rows])
-        return counts
+        return IndexingOptions.of(output, Target.of(output, "shop"), **fields)
+
+    def settle(self, attempt: int, *, batch_time_ms: int = BATCHES[0]) -> int:
+        """Withdraw what earlier attempts at the batch have said, as its output does in the end."""
+        return withdraw_letters(self.options(batch_time_ms=batch_time_ms, attempt=attempt, withdraw_letters=True))
 
     def dead_letters(self, command: str, *arguments: str) -> Result:
         return CliRunner().invoke(app, ["dead-letters", command, "shop", *arguments, "--ledger", self.stream.ledger])

@@ -24,11 +24,13 @@ from headrace.elasticsearch.mapping_conflicts import FieldFinding, MappedDocumen
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.kafka.errors import TopicsNotFoundError
+from headrace.kafka.producers import TopicQuestions, client_config
 from headrace.kafka.topics import AdminQuestions, TopicWatch
 from headrace.ledger import Ledger
 from headrace.receiver.receiver import check_receiver_class
 from headrace.registry.client import Registry, SubjectUnknownError
 from headrace.stream import (
+    DeadLetterTopic,
     ElasticsearchOutput,
     Input,
     KafkaInput,
@@ -125,13 +127,13 @@ def check_kafka(source: KafkaInput) -> Iterator[Checked]:
 
 def check_topic(output: KafkaOutput) -> Iterator[Checked]:
     """Whether Kafka answers and has the output's topic."""
-    yield from _kafka(f"output {output.id}", topic_of(output))
+    yield from _kafka(f"output {output.id}", topic_of(output, output.id))
 
 
-def topic_of(output: KafkaOutput) -> KafkaInput:
-    """An input that reads the output's topic, for queries about the topic."""
-    servers = {"connection": output.connection, "bootstrap_servers": output.bootstrap_servers}
-    return KafkaInput(id=output.id, topics=(output.topic,), **servers)
+def topic_of(to: KafkaOutput | DeadLetterTopic, output_id: str) -> KafkaInput:
+    """An input that reads the topic of an output, for queries about it."""
+    servers = {"connection": to.connection, "bootstrap_servers": to.bootstrap_servers}
+    return KafkaInput(id=output_id, topics=(to.topic,), **servers)
 
 
 def check_parquet(output: ParquetOutput) -> Iterator[Checked]:
@@ -397,6 +399,24 @@ def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
         checked = _checked(name, nodes, lambda: administration.check_writable(output))
         server = "" if administration.server is None else f" ({administration.server})"
     yield replace(checked, where=f"{nodes}{server}, index {output.index_text}")
+    if output.dead_letter_topic is not None:
+        yield from _letter_topic(output, output.dead_letter_topic)
+
+
+def _letter_topic(output: ElasticsearchOutput, to: DeadLetterTopic) -> Iterator[Checked]:
+    """Whether Kafka answers, and has a topic that keeps all letters."""
+    name = f"output {output.id}, dead letters"
+    for checked in _kafka(name, topic_of(to, output.id)):
+        yield checked
+        if checked.error is not None:
+            return
+    if TopicQuestions(client_config(to.connection, to.bootstrap_servers), to.topic, seconds=_SECONDS).is_compacted():
+        yield Checked(
+            f"{name}, topic {to.topic}",
+            "its cleanup.policy",
+            "The topic is compacted: of the dead letters with one key Kafka would keep the last one.",
+            "Set its cleanup.policy to delete, or name another dead_letter_topic.",
+        )
 
 
 def _administration(cluster: Cluster) -> Administration:

@@ -52,14 +52,18 @@ def check_kafka_rights(stream: Stream) -> Iterator[Checked]:
         # The groups of its batches, which mark what was sent, are named after their times.
         group = f"headrace-{stream.name}.{output.step}-0"
         rights = (AclOperation.READ, AclOperation.DELETE)
-        yield from _check(f"output {output.id}", topic_of(output), _WRITING, group, rights)
+        yield from _check(f"output {output.id}", topic_of(output, output.id), _WRITING, group, rights)
+    for indexed in stream.elasticsearch_outputs:
+        if indexed.dead_letter_topic is not None:
+            letters = topic_of(indexed.dead_letter_topic, indexed.id)
+            yield from _check(f"output {indexed.id}, dead letters", letters, _WRITING, None, ())
 
 
 def _check(
     name: str,
     source: KafkaInput,
     of_topics: Collection[AclOperation],
-    group: str,
+    group: str | None,
     of_group: Collection[AclOperation],
 ) -> Iterator[Checked]:
     with contextlib.suppress(HeadraceError, KafkaException, NotAnsweredError):
@@ -78,6 +82,8 @@ def _check(
         admin.wait(described.values(), _SECONDS)
         for topic in topics:
             yield _compared(f"{name}, rights on topic {topic}", described[topic], of_topics, f"topic {topic}")
+        if group is None:
+            return
         about_group = f"{name}, rights on group {group}"
         try:
             _await_coordinator(config, group, topics)

@@ -96,11 +96,12 @@ def list_letters(
             newest, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
             letters = [{"id": letter.id, **letter.fields} for letter in newest]
-            reported.append(
-                {"output": declared.id, "index": letters_of.output.dead_letters, "reasons": reasons, "letters": letters}
-            )
+            where = {"index": letters_of.output.dead_letters or None}
+            if letters_of.output.dead_letter_topic is not None:
+                where["topic"] = letters_of.output.dead_letter_topic.topic
+            reported.append({"output": declared.id, **where, "reasons": reasons, "letters": letters})
         else:
-            report_list(declared.id, letters_of.output.dead_letters, reasons, newest)
+            report_list(declared.id, letters_of.output.letters_place, reasons, newest)
     if as_json:
         print_json(reported)
 
@@ -242,10 +243,10 @@ def _offsets(text: str | None) -> tuple[int | None, int | None]:
     return int(first), int(last or first)
 
 
-def report_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
+def report_list(output: str, where: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
     """Print the letters of one output; ``reasons`` counts all of them, also those not listed."""
     total = sum(reasons.values())
-    echo(f"{total:,} dead letters of output {output}, in {index}{': ' if total else ''}{_counted(reasons)}")
+    echo(f"{total:,} dead letters of output {output}, in {where}{': ' if total else ''}{_counted(reasons)}")
     if not letters:
         return
     print_table(

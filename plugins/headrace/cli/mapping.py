@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from headrace.checks.connecting import CheckedColumns
     from headrace.elasticsearch.document_mapping import MappingBody
     from headrace.errors import HeadraceError
-    from headrace.stream import ElasticsearchOutput, Stream
+    from headrace.formats.index_names import IndexNames
+    from headrace.stream import Stream
 
 
 @examples(
@@ -89,7 +90,7 @@ def mapping(
     fields = document_fields(known.columns)
     check_names(declared.id, fields)
     names = declared.names
-    called = _name_of(declared, kind)
+    called = _name_of(kind, names, declared.id, declared.dead_letters) or declared.step
     body = kind.body(names.patterns, index_body(fields, as_recorded=known.as_recorded))
     shown = {"output": declared.id, "index": names.text, "path": kind.path(called), "body": body}
     if not apply:
@@ -114,28 +115,31 @@ def mapping(
         raise typer.Exit(1)
 
 
-def _name_of(output: ElasticsearchOutput, kind: MappingBody) -> str:
-    """The name of the index or template. Raises MappingError if this kind cannot be for the output's indices."""
+def _name_of(kind: MappingBody, names: IndexNames, output_id: str, letters: str) -> str:
+    """The name of the index or template; "" if that is the output's. ``letters``: the dead-letter index, "" if there is
+    none.
+
+    Raises MappingError if this kind cannot be for the output's indices.
+    """
     from headrace.elasticsearch.document_mapping import MappingBody
     from headrace.elasticsearch.errors import MappingError
 
-    names = output.names
     if names.is_plain:
         return names.text
     if kind is MappingBody.MAPPING:
         raise MappingError(
-            f"Output {output.id} has an index for each record, {names.text}, so there is no one index to create.",
+            f"Output {output_id} has an index for each record, {names.text}, so there is no one index to create.",
             remedy="Make a template for all of them, with --as index-template or --as component-template.",
         )
-    met = [pattern for pattern in names.patterns if fnmatchcase(output.dead_letters, pattern)]
+    met = [pattern for pattern in names.patterns if letters and fnmatchcase(letters, pattern)]
     if kind is MappingBody.INDEX_TEMPLATE and met:
         raise MappingError(
-            f"A template for {met[0]} would also be for the dead letters of output {output.id}, in "
-            f"{output.dead_letters}, whose mapping is another.",
+            f"A template for {met[0]} would also be for the dead letters of output {output_id}, in "
+            f"{letters}, whose mapping is another.",
             remedy="Give the output a dead_letter_index of another form; or make a component template, and name it in "
             "an index template of your own.",
         )
-    return names.common or output.step
+    return names.common
 
 
 def columns_by_spark(stream: Stream, output_id: str | None = None) -> dict[str, str | HeadraceError]:

@@ -249,7 +249,7 @@ class Administration:
 
         Where records have an index each, only the privileges are asked for: a batch asks about its indices.
         """
-        letters = self.concrete_index(output.dead_letters)
+        letters = self.concrete_index(output.dead_letters) if output.dead_letters else None
         if not output.names.is_plain:
             self._check_privileges(output)
             return
@@ -325,10 +325,14 @@ class Administration:
             of_documents.append("delete")
         if output.refresh or output.truncates == "apply":
             of_documents.append("maintenance")
-        asked = [{"names": [output.dead_letters], "privileges": list(_LETTER_PRIVILEGES)}]
+        asked = []
         # Of names that begin with a placeholder, nobody has the privileges but a superuser.
         if patterns := [pattern for pattern in output.names.patterns if not pattern.startswith("*")]:
-            asked.insert(0, {"names": patterns, "privileges": of_documents})
+            asked.append({"names": patterns, "privileges": of_documents})
+        if output.dead_letters:
+            asked.append({"names": [output.dead_letters], "privileges": list(_LETTER_PRIVILEGES)})
+        if not asked:
+            return
         try:
             purpose = f"Asking for the privileges on index {output.index_text!r}"
             body = json.dumps({"index": asked}).encode()

@@ -1,4 +1,4 @@
-"""Reads dead letters from their index, replays them, and withdraws obsolete ones.
+"""Reads dead letters from their index, withdraws obsolete ones, and replays letters, also those of a topic.
 
 A replay indexes their documents again after the index was corrected, for example its mapping. It never overwrites an
 existing id or a newer version, whatever the output's write method is: a letter's document is older than everything
@@ -14,6 +14,7 @@ import binascii
 import contextlib
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,14 +91,29 @@ class LetterFilter:
         without = [] if self.replayed else [{"exists": {"field": "replayed_at"}}]
         return {"bool": {"filter": wanted, "must_not": without}}
 
+    def matches(self, id_: str, fields: Mapping[str, Any]) -> bool:
+        """Whether the filter selects a letter of these fields: the same as `query`, where no index is asked."""
+        terms = {"topic": self.topic, "partition": self.partition, "index": self.index}
+        ranges = {"batch_time": (self.from_ms, self.until_ms), "offset": (self.from_offset, self.until_offset)}
+        return (
+            (not self.ids or id_ in self.ids)
+            and all(value is None or fields.get(name) == value for name, value in terms.items())
+            and self.reason in (None, fields["reason"]["type"])
+            and all(_is_between(fields.get(name), *bounds) for name, bounds in ranges.items())
+            and (self.replayed or fields.get("replayed_at") is None)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter read from the index. ``seq_no`` and ``primary_term`` identify this version of it."""
+    """A dead letter as it was read.
+
+    ``version`` identifies what was read of it: in an index its sequence number and primary term, in a topic the
+    partition and the offset.
+    """
 
     id: str
-    seq_no: int
-    primary_term: int
+    version: tuple[int, int]
     fields: Mapping[str, Any]
 
     @property
@@ -137,12 +153,55 @@ class StoredLetter:
         return _decoded(self.fields.get(name))
 
 
-class DeadLetterIndex:
-    """The dead letters of one stream's output."""
+class KeptLetters(ABC):
+    """The dead letters of one stream's output, wherever they are kept."""
+
+    where: str
+    """The name of the index or topic."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    @abstractmethod
+    def reasons(self, letters: LetterFilter) -> dict[str, int]:
+        """The number of letters by type of reason, the most frequent first; empty if there are none."""
+
+    @abstractmethod
+    def find(self, letters: LetterFilter, limit: int | None = None, *, contents: bool = True) -> Iterator[StoredLetter]:
+        """Yield the letters, newest batch first. Without ``contents`` they lack the record's key, value, headers and
+        document."""
+
+    @abstractmethod
+    def prepare_notes(self) -> None:
+        """Make ready for the first `note`."""
+
+    @abstractmethod
+    def note(self, notes: Sequence[tuple[StoredLetter, Mapping[str, Any]]]) -> list[StoredLetter]:
+        """Record what a replay has found: the ``replayed_at``, or the new ``reason``, of letters. Returns those left
+        unchanged because they were rewritten or deleted since."""
+
+    def get(self, id_: str) -> StoredLetter:
+        """One letter by its id.
+
+        Raises:
+            DeadLetterMissingError: it does not exist, or belongs to another stream or output.
+        """
+        every = LetterFilter(ids=(id_,), replayed=True)
+        for letter in self.find(every, limit=1):
+            return letter
+        raise DeadLetterMissingError(
+            f"There is no dead letter {id_!r} of output {self._target.owner.output_id!r} in {self.where!r}.",
+            remedy="See `headrace dead-letters list --replayed`.",
+        )
+
+
+class DeadLetterIndex(KeptLetters):
+    """The dead letters in an index."""
 
     def __init__(self, administration: Administration, target: Target) -> None:
+        super().__init__(target)
+        self.where = target.dead_letter_index
         self._administration = administration
-        self._target = target
 
     def reasons(self, letters: LetterFilter) -> dict[str, int]:
         """The number of letters by type of reason, the most frequent first; empty if there is no index.
@@ -176,13 +235,13 @@ class DeadLetterIndex:
             )
             hits = {} if answer is None else {hit["_id"]: hit for hit in answer["hits"]["hits"]}
             for hit in (hits[id_] for id_ in ids if id_ in hits):
-                yield StoredLetter(hit["_id"], hit["_seq_no"], hit["_primary_term"], hit["_source"])
+                yield StoredLetter(hit["_id"], (hit["_seq_no"], hit["_primary_term"]), hit["_source"])
 
     def _ids(self, letters: LetterFilter, limit: int | None) -> list[str]:
         sort = [{"batch_time": "desc"}, {"topic": "asc"}, {"partition": "asc"}, {"offset": "asc"}]
         size = IDS_PAGE if limit is None else min(limit, IDS_PAGE)
         search = {"query": self._query(letters), "sort": sort, "size": size}
-        return self._administration.ids(self._purpose, self._name, search, limit)
+        return self._administration.ids(self._purpose, self.where, search, limit)
 
     def withdraw(self, batch_time_ms: int, attempt: int, *, of_names: bool = False) -> int:
         """Delete the letters of the batch and this index that attempts before ``attempt`` wrote.
@@ -202,26 +261,9 @@ class DeadLetterIndex:
             if not of_names or letter.fields.get("index_names") == self._target.name
         )
         while some := list(islice(left, IDS_PAGE)):
-            actions = [
-                {"delete": {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}}
-                for letter in some
-            ]
+            actions = [{"delete": _as_read(letter)} for letter in some]
             withdrawn += len(some) - len(self._changed_since(some, actions, refresh=False))
         return withdrawn
-
-    def get(self, id_: str) -> StoredLetter:
-        """One letter by its id.
-
-        Raises:
-            DeadLetterMissingError: it does not exist, or belongs to another stream or output.
-        """
-        every = LetterFilter(ids=(id_,), replayed=True)
-        for letter in self.find(every, limit=1):
-            return letter
-        raise DeadLetterMissingError(
-            f"There is no dead letter {id_!r} of output {self._target.owner.output_id!r} in {self._name!r}.",
-            remedy="See `headrace dead-letters list --replayed`.",
-        )
 
     def prepare_notes(self) -> None:
         """Add the mappings of the replay's fields, which an index of an earlier version lacks."""
@@ -235,8 +277,7 @@ class DeadLetterIndex:
             return []
         lines: list[dict[str, Any]] = []
         for letter, changed in notes:
-            action = {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}
-            lines += [{"update": action}, {"doc": changed}]
+            lines += [{"update": _as_read(letter)}, {"doc": changed}]
         return self._changed_since([letter for letter, _ in notes], lines, refresh=True)
 
     def _changed_since(
@@ -268,7 +309,7 @@ class DeadLetterIndex:
                     again.append(entry)
                     why = f"{status} {reason}"
                 elif status >= 300:
-                    raise refusal(status, reason, self._name)
+                    raise refusal(status, reason, self.where)
             left[:] = again
             return why
 
@@ -277,10 +318,6 @@ class DeadLetterIndex:
 
     def _query(self, letters: LetterFilter) -> dict[str, Any]:
         return letters.query(self._target.owner.stream_name, self._target.owner.output_id)
-
-    @property
-    def _name(self) -> str:
-        return self._target.dead_letter_index
 
     def _refresh(self) -> None:
         # Without the privilege to refresh, letters written in the last second may be missing.
@@ -294,12 +331,18 @@ class DeadLetterIndex:
 
     def _ask(self, method: str, path: str, body: bytes | Callable[[], bytes] | None = None, **how: Any) -> Any:
         """Ask for ``path`` of the letters' index."""
-        path = f"/{quote(self._name, safe='')}/{path}"
-        return self._administration.ask(self._purpose, self._name, method, path, body, **how)
+        path = f"/{quote(self.where, safe='')}/{path}"
+        return self._administration.ask(self._purpose, self.where, method, path, body, **how)
 
     @property
     def _purpose(self) -> str:
-        return f"Asking for the dead letters in {self._name!r}"
+        return f"Asking for the dead letters in {self.where!r}"
+
+
+def _as_read(letter: StoredLetter) -> dict[str, Any]:
+    """The metadata of an action that applies only while the letter is as it was read."""
+    seq_no, primary_term = letter.version
+    return {"_id": letter.id, "if_seq_no": seq_no, "if_primary_term": primary_term}
 
 
 def _decoded(text: Any) -> bytes | None:
@@ -307,6 +350,12 @@ def _decoded(text: Any) -> bytes | None:
         return None if text is None else base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError, TypeError):
         return None
+
+
+def _is_between(value: int | None, first: int | None, last: int | None) -> bool:
+    if value is None:
+        return first is None and last is None
+    return (first is None or first <= value) and (last is None or value <= last)
 
 
 def _pages(ids: list[str], size: int) -> Iterator[tuple[str, ...]]:
@@ -346,7 +395,7 @@ class DeadLetterReplay:
         self,
         transport: Transport,
         options: IndexingOptions,
-        letters: DeadLetterIndex,
+        letters: KeptLetters,
         *,
         clock: Clock,
         concrete_index: Callable[[str], ConcreteIndex | None] = lambda _: None,

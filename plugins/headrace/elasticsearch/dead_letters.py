@@ -1,9 +1,9 @@
-"""Builds and writes dead letters: documents that describe rows which Elasticsearch can never accept.
+"""Builds and writes dead letters, which describe rows that Elasticsearch can never accept.
 
-There is one document per rejected row, with all data for a replay. Its id contains the stream, the output, the index
-and the row's record, so running a batch again does not duplicate it, and outputs that share a dead-letter index have
-separate letters. A replayed letter (``dead_letter_index``) stays, with the time of the replay, until its batch is
-dead-lettered again.
+There is one letter per rejected row, with all data for a replay: a document of an index, or a record of a topic
+(``dead_letter_topic``). Its id contains the stream, the output, the index and the row's record, so running a batch
+again does not duplicate it, and outputs that share a dead-letter index have separate letters. A replayed letter
+(``dead_letter_index``) stays, with the time of the replay, until its batch is dead-lettered again.
 
 A task's letters are written before the batch reports success. A batch whose dead letters cannot be written fails.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -129,8 +129,16 @@ class DeadLetter:
 
     def to_bytes(self, options: IndexingOptions) -> bytes:
         """The dead letter as JSON in one line."""
+        held = contents(self.original, self.document, value_is_document=self.value_is_document)
+        if self.omit_value:
+            held = {name: held[name] for name in ("key", "headers") if name in held}
+        present = {name: value for name, value in {**self.fields(options), **held}.items() if value is not None}
+        return json.dumps(present, separators=(",", ":")).encode()
+
+    def fields(self, options: IndexingOptions) -> dict[str, Any]:
+        """What the letter says beside the `contents`, as JSON values; None where there is nothing to say."""
         value = self.original.value if self.original else None
-        fields: dict[str, Any] = {
+        return {
             "stream": self.target.owner.stream_name,
             "output": self.target.owner.output_id,
             "batch_time": options.batch_time_ms,
@@ -145,16 +153,23 @@ class DeadLetter:
             "value_bytes": None if value is None else len(value),
             "document_id": self.document_id,
             "version": self.version,
+            "timestamp": self.original.timestamp_ms if self.original else None,
         }
-        if self.original is not None:
-            fields["timestamp"] = self.original.timestamp_ms
-            fields["key"] = _base64(self.original.key)
-            fields["headers"] = [{"key": name, "value": _base64(held)} for name, held in self.original.headers]
-        if not self.omit_value:
-            fields |= {"value": _base64(value), "value_text": _text(value), "document_text": _text(self.document)}
-            fields["value_is_document"] = self.value_is_document and value is not None
-        present = {name: held for name, held in fields.items() if held is not None}
-        return json.dumps(present, separators=(",", ":")).encode()
+
+
+def contents(original: OriginalRecord | None, document: bytes | None, *, value_is_document: bool) -> dict[str, Any]:
+    """The fields of a letter that hold its record and its document, as JSON values."""
+    value = original.value if original else None
+    fields: dict[str, Any] = {
+        "value": _base64(value),
+        "value_text": _text(value),
+        "document_text": _text(document),
+        "value_is_document": value_is_document and value is not None,
+    }
+    if original is not None:
+        fields["key"] = _base64(original.key)
+        fields["headers"] = [{"key": name, "value": _base64(held)} for name, held in original.headers]
+    return fields
 
 
 def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: IndexingOptions) -> DeadLetter:
@@ -272,6 +287,14 @@ class OriginalRecords(Protocol):
         ...
 
 
+class LetterPlace(Protocol):
+    """Where letters go if they go to no index."""
+
+    def send_letters(self, letters: Sequence[DeadLetter], options: IndexingOptions) -> None:
+        """Send the letters, durable on return. Raises DeadLettersRefusedError."""
+        ...
+
+
 class DeadLetterWriter:
     """Collects a task's dead letters and writes them, a bounded number at a time."""
 
@@ -287,7 +310,9 @@ class DeadLetterWriter:
         sender: BulkSender,
         options: IndexingOptions,
         originals: OriginalRecords | None,
+        open_topic: Callable[[IndexingOptions], LetterPlace],
     ) -> None:
+        """``open_topic`` opens the topic that the options name, for the first letters."""
         self._transport = transport
         self._sender = sender
         self._options = options
@@ -297,6 +322,8 @@ class DeadLetterWriter:
         self._ordinals: dict[str, int] = {}
         self._bytes_held = 0
         self._index_ensured = False
+        self._open_topic = open_topic
+        self._topic: LetterPlace | None = None
 
     def take(self, batch: pa.RecordBatch, rejected: Iterable[tuple[int, Reason]], counts: IndexingCounts) -> None:
         """Buffer and count the dead letters of these rows; writes them when the buffer is full."""
@@ -326,6 +353,18 @@ class DeadLetterWriter:
         """Write the buffered letters. Raises DeadLettersRefusedError if one of them is refused."""
         if not self._held:
             return
+        if self._options.letter_topic is None:
+            self._write_to_index(counts)
+        else:
+            self._write_to_topic()
+        self._held = []
+        self._bytes_held = 0
+
+    def _write_to_topic(self) -> None:
+        self._topic = self._topic or self._open_topic(self._options)
+        self._topic.send_letters([self._with_original(letter) for letter in self._held], self._options)
+
+    def _write_to_index(self, counts: IndexingCounts) -> None:
         counts.letters_index = self._ensure_index() or counts.letters_index
         letters = [self._with_original(letter) for letter in self._held]
         too_large = self._write(letters, counts)
@@ -333,8 +372,6 @@ class DeadLetterWriter:
         slim = [replace(letter, omit_value=True) for letter in too_large]
         if slim and self._write(slim, counts):
             raise self._refused(Reason(DOCUMENT_TOO_LARGE, "not even without its value"))
-        self._held = []
-        self._bytes_held = 0
 
     def _write(self, letters: Sequence[DeadLetter], counts: IndexingCounts) -> list[DeadLetter]:
         """Write these letters. Returns those that are too large for a request."""

@@ -25,7 +25,7 @@ from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import PreparedRows, line_offsets, prepare_rows, rejected_before
 from headrace.elasticsearch.bulk_sender import MAX_OFFENDERS, BulkSender, SentRequest
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
-from headrace.elasticsearch.dead_letters import DeadLetterWriter, OriginalRecords
+from headrace.elasticsearch.dead_letters import DeadLetterWriter, LetterPlace, OriginalRecords
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, Identities, identify
 from headrace.elasticsearch.errors import DuplicateIdsError
 from headrace.elasticsearch.open_target import OpenTarget
@@ -58,7 +58,9 @@ class Indexer:
         self._cancelled = threading.Event()
         clock = clock or SystemClock()
         self._sender = BulkSender(transport, options, clock=clock, cancelled=self._cancelled)
-        self._dead_letter_writer = DeadLetterWriter(self._sender.transport, self._sender, options, originals)
+        self._dead_letter_writer = DeadLetterWriter(
+            self._sender.transport, self._sender, options, originals, _letter_topic
+        )
         self._counts = IndexingCounts()
         self._duplicates = DuplicateIdCheck(options, seed)
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
@@ -159,6 +161,13 @@ class Indexer:
             and all(map(usual_of_processors, reasons))
             and opened.holds_documents(self._sender.retry_budget(opened.target))
         )
+
+
+def _letter_topic(options: IndexingOptions) -> LetterPlace:
+    # Few tasks have letters, and few outputs a topic for them, so others do not import this.
+    from headrace.elasticsearch.dead_letter_topic import LetterSender
+
+    return LetterSender.of(options)
 
 
 def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iterator[pa.RecordBatch]:

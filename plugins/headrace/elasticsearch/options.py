@@ -81,6 +81,20 @@ class TruncatePolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LetterTopic:
+    """The topic that the dead letters of a write go to, in place of an index."""
+
+    topic: str
+    connection: str | None = None
+    """An Airflow connection's id, as that of the index; or ``bootstrap_servers``."""
+    bootstrap_servers: str | None = None
+    began_ms: int = 0
+    """When the write began, in epoch milliseconds: it tells apart what several attempts say of one letter."""
+    read_topics: tuple[str, ...] = ()
+    """The ids of topics of this name that the batch has records of. Letters never go to one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexingOptions:
     """How and where the rows of one write are indexed. ``of`` makes the options of a stream's output."""
 
@@ -144,6 +158,8 @@ class IndexingOptions:
     withdraw_letters: bool = False
     """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch wrote and this
     one did not: their rows are not dead letters any more."""
+    letter_topic: LetterTopic | None = None
+    """Where dead letters go; None: to the target's dead-letter index."""
     report: str = ""
     """The URI to which the counts of all tasks are written as JSON when they have succeeded; the sink needs it."""
     manifests: tuple[tuple[str, str], ...] = ()
@@ -168,12 +184,14 @@ class IndexingOptions:
         truncated_below: int = 0,
         truncated_below_then: int = 0,
         letters_names: Iterable[str] = (),
+        began_ms: int = 0,
+        read_topics: Sequence[str] = (),
     ) -> Self:
         """The options for writing rows of ``headrace.spark.outputs.documents.prepare_documents`` to an output's target.
 
         The output decides how documents of its ids are written; the options only say what it has decided.
         """
-        ids = output.document_ids
+        ids, topic = output.document_ids, output.dead_letter_topic
         in_kafka = any(place == KAFKA for place, _ in manifests)
         return cls(
             connection=output.connection,
@@ -182,7 +200,7 @@ class IndexingOptions:
             names=None if output.names.is_plain else output.names,
             max_indices=output.max_indices,
             create_index=output.create_index,
-            letters_names=frozenset({output.dead_letters, *letters_names}),
+            letters_names=frozenset({output.dead_letters, *letters_names} - {""}),
             document_id=DocumentIdKind(ids.kind),
             id_columns=tuple(map(columns.id_column, range(len(ids.id_columns)))),
             id_batch_time=ids.has_batch_time,
@@ -206,6 +224,9 @@ class IndexingOptions:
             attempt=attempt,
             written_before=written_before,
             withdraw_letters=withdraw_letters and attempt is not None,
+            letter_topic=None
+            if topic is None
+            else LetterTopic(**topic.model_dump(), began_ms=began_ms, read_topics=tuple(read_topics)),
             report=report,
             manifests=tuple(manifests),
             inputs=tuple(source.model_dump(mode="json") for source in inputs) if in_kafka else (),

@@ -178,6 +178,7 @@ def check_client_settings(stream: Stream) -> list[str]:
     """
     notes: list[str] = []
     named = [source.connection for source in stream.kafka_inputs] + [to.connection for to in stream.kafka_outputs]
+    named += [to.dead_letter_topic.connection for to in stream.elasticsearch_outputs if to.dead_letter_topic]
     for conn_id in dict.fromkeys(conn_id for conn_id in named if conn_id is not None):
         # Airflow may have the connection where this command cannot see it.
         with contextlib.suppress(ConnectionNotFoundError):

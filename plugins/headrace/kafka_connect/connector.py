@@ -333,8 +333,10 @@ CONNECT: dict[str, Row] = {
     "errors.retry.*": same("the repair DAG tries a failed batch again"),
     "errors.log.enable": same("a dead letter has the reason and the place of its record"),
     "errors.log.include.messages": none("contents of records are in no log; a dead letter has them"),
-    "errors.deadletterqueue.topic.name": to("dead letters, in the index <index>-dead-letters instead of a topic"),
-    "errors.deadletterqueue.topic.replication.factor": none("dead letters are in an index, not in a topic"),
+    "errors.deadletterqueue.topic.name": to(
+        "dead letters, in the index <index>-dead-letters; or name a dead_letter_topic"
+    ),
+    "errors.deadletterqueue.topic.replication.factor": none("headrace creates no topic for dead letters"),
     "errors.deadletterqueue.context.headers.enable": same("a dead letter has topic, partition, offset and reason"),
     # What people write into a connector's file, and Connect does not read there.
     **dict.fromkeys(

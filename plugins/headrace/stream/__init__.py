@@ -15,6 +15,7 @@ from headrace.stream.model import StreamDefinitionError
 from headrace.stream.outputs import (
     ColumnIds,
     ConsoleOutput,
+    DeadLetterTopic,
     ElasticsearchOutput,
     ForeachBatchOutput,
     KafkaOutput,
@@ -47,6 +48,7 @@ __all__ = [
     "ColumnIds",
     "ConsoleOutput",
     "DeadLetterLimit",
+    "DeadLetterTopic",
     "DebeziumDecoder",
     "DebeziumKeyDecoder",
     "DecoderDefinition",

@@ -165,6 +165,35 @@ class ColumnIds(_Ids):
         return not self.with_batch_time
 
 
+TopicName = Annotated[
+    str,
+    BeforeValidator(partial(check_no_placeholder, what="topic")),
+    Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$"),
+]
+
+
+class DeadLetterTopic(Part):
+    """A Kafka topic for the dead letters of an output. It must exist.
+
+    The cluster is given by ``connection``, the id of an Airflow connection of type ``kafka``, or by
+    ``bootstrap_servers`` if no secret is needed.
+    """
+
+    topic: TopicName
+    connection: str | None = None
+    bootstrap_servers: Servers | None = None
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        _check_one_cluster(self.connection, self.bootstrap_servers)
+        return self
+
+    @property
+    def place(self) -> OutputPlace:
+        """Where the letters are, to compare it with the places of outputs."""
+        return _topic_place(self)
+
+
 DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kind")]
 
 
@@ -300,7 +329,8 @@ class ElasticsearchOutput(OutputDefinition):
 
     The cluster is given by ``connection``, the id of an Airflow connection of type ``elasticsearch``, or by ``hosts``
     (URLs) if no secret is needed. A record that Elasticsearch refuses permanently goes to ``dead_letter_index``
-    (``<index>-dead-letters`` by default), with its coordinates, the reason and the original bytes.
+    (``<index>-dead-letters`` by default) or to ``dead_letter_topic``, with its coordinates, the reason and the original
+    bytes.
     """
 
     writer: ClassVar[str] = "headrace.spark.outputs.elasticsearch:ElasticsearchOutputWriter"
@@ -345,6 +375,9 @@ class ElasticsearchOutput(OutputDefinition):
         "time.",
     )
     dead_letter_index: IndexName | None = None
+    dead_letter_topic: DeadLetterTopic | None = Field(
+        default=None, description="A Kafka topic for the dead letters, in place of an index."
+    )
     dead_letter_limit: DeadLetterLimit = DeadLetterLimit()
     bulk_bytes: int = Field(default=5 * 1024 * 1024, ge=1, le=100 * 1024 * 1024)
     bulk_actions: int = Field(default=5_000, ge=1, le=100_000)
@@ -388,7 +421,10 @@ class ElasticsearchOutput(OutputDefinition):
     def _says_where_and_how(self) -> Self:
         if (self.connection is None) == (not self.hosts):
             raise ValueError("name either connection (an Airflow connection id) or hosts")
-        if self.names.is_plain or self.dead_letter_index is None:
+        if self.dead_letter_topic is not None:
+            if self.dead_letter_index is not None:
+                raise ValueError("name either dead_letter_index or dead_letter_topic")
+        elif self.names.is_plain or self.dead_letter_index is None:
             check_dead_letter_index(self.names.common or self.step, self.dead_letter_index)
         if not self.names.is_plain and (problem := self._problem_of_deletions()):
             raise ValueError(problem)
@@ -431,7 +467,7 @@ class ElasticsearchOutput(OutputDefinition):
         """The output for the rows of one index, named so."""
         if self.index == name:
             return self
-        return self.model_copy(update={"index": name, "dead_letter_index": self.dead_letters})
+        return self.model_copy(update={"index": name, "dead_letter_index": self.dead_letters or None})
 
     @property
     def tombstone_action(self) -> Tombstones:
@@ -458,7 +494,9 @@ class ElasticsearchOutput(OutputDefinition):
     @property
     def places(self) -> tuple[OutputPlace, ...]:
         where = self.connection or self.hosts
-        return OutputPlace(where, "index", self.index_text), OutputPlace(where, "index", self.dead_letters)
+        topic = self.dead_letter_topic
+        letters = OutputPlace(where, "index", self.dead_letters) if topic is None else topic.place
+        return OutputPlace(where, "index", self.index_text), letters
 
     def shared_place(self, other: OutputDefinition) -> str | None:
         if shared := super().shared_place(other):
@@ -476,9 +514,16 @@ class ElasticsearchOutput(OutputDefinition):
 
     @property
     def connection_ids(self) -> tuple[str, ...]:
-        return () if self.connection is None else (self.connection,)
+        of_letters = None if self.dead_letter_topic is None else self.dead_letter_topic.connection
+        return tuple(conn_id for conn_id in (self.connection, of_letters) if conn_id is not None)
 
     def problems(self, stream: StreamFields) -> Iterator[str]:
+        if self.dead_letter_topic is not None:
+            yield from _own_topic_problems("dead_letter_topic", self.dead_letter_topic, stream)
+            for sender in stream.kafka_outputs:
+                if self.dead_letter_topic.place in sender.places:
+                    # Who reads the topic would take dead letters for rows.
+                    yield f"dead_letter_topic: {sender.topic} is the topic of output {sender.id}; name another"
         yield from self._version_problems(stream)
         yield from self._id_column_problems(stream)
         yield from self._name_problems(stream)
@@ -602,9 +647,16 @@ class ElasticsearchOutput(OutputDefinition):
 
     @property
     def dead_letters(self) -> str:
-        """The dead-letter index. Where each record has an index of its own, it is named by what these have in common,
-        or by the output."""
+        """The dead-letter index; "" if the letters go to a topic. Where each record has an index of its own, it is
+        named by what these have in common, or by the output."""
+        if self.dead_letter_topic is not None:
+            return ""
         return self.dead_letter_index or dead_letters_of(self.names.common or self.step)
+
+    @property
+    def letters_place(self) -> str:
+        """Where the dead letters are, for people."""
+        return f"topic {self.dead_letter_topic.topic}" if self.dead_letter_topic else self.dead_letters
 
     def shares_cluster(self, other: ElasticsearchOutput) -> bool:
         """Whether both have the same connection or a common host; the definition shows no other way to the same
@@ -735,20 +787,17 @@ class KafkaOutput(OutputDefinition):
     id: Identifier = "kafka"
     connection: str | None = None
     bootstrap_servers: Servers | None = None
-    topic: Annotated[str, BeforeValidator(partial(check_no_placeholder, what="topic"))] = Field(
-        pattern=r"^[a-zA-Z0-9._-]{1,249}$"
-    )
+    topic: TopicName
     transaction_timeout_seconds: PositiveFloat = 60.0
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:
-        if (self.connection is None) == (self.bootstrap_servers is None):
-            raise ValueError("name either connection (an Airflow connection id) or bootstrap_servers")
+        _check_one_cluster(self.connection, self.bootstrap_servers)
         return self
 
     @property
     def places(self) -> tuple[OutputPlace, ...]:
-        return (OutputPlace(self.connection or self.bootstrap_servers, "topic", self.topic),)
+        return (_topic_place(self),)
 
     @property
     def description(self) -> tuple[str, str]:
@@ -763,12 +812,25 @@ class KafkaOutput(OutputDefinition):
         return () if self.connection is None else (self.connection,)
 
     def problems(self, stream: StreamFields) -> Iterator[str]:
-        for source in stream.kafka_inputs:
-            if source.matches(self.topic) and source.reads_from(self.connection, self.bootstrap_servers):
-                yield (
-                    f"topic: input {source.id} reads {self.topic}, so the stream would receive "
-                    "what it sends, without end; send to another topic"
-                )
+        yield from _own_topic_problems("topic", self, stream)
+
+
+def _check_one_cluster(connection: str | None, bootstrap_servers: str | None) -> None:
+    if (connection is None) == (bootstrap_servers is None):
+        raise ValueError("name either connection (an Airflow connection id) or bootstrap_servers")
+
+
+def _topic_place(to: KafkaOutput | DeadLetterTopic) -> OutputPlace:
+    return OutputPlace(to.connection or to.bootstrap_servers, "topic", to.topic)
+
+
+def _own_topic_problems(field: str, to: KafkaOutput | DeadLetterTopic, stream: StreamFields) -> Iterator[str]:
+    for source in stream.kafka_inputs:
+        if source.matches(to.topic) and source.reads_from(to.connection, to.bootstrap_servers):
+            yield (
+                f"{field}: input {source.id} reads {to.topic}, so the stream would receive "
+                "what it sends, without end; send to another topic"
+            )
 
 
 class ForeachBatchOutput(OutputDefinition):

@@ -15,6 +15,7 @@ from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import (
     DeadLetterIndex,
     DeadLetterReplay,
+    KeptLetters,
     LetterFilter,
     ReplayCounts,
     StoredLetter,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
 _VALUE_CHARACTERS = 500
+# A client of Kafka needs a second or two to connect.
+_TOPIC_SECONDS = 5.0
 
 
 class NoSuchOutputError(HeadraceError):
@@ -104,7 +107,8 @@ class DeadLetterPage(View):
     """Dead letters of one output, newest first."""
 
     output: str
-    index: str
+    index: str = Field(description="The index that has them; empty if a topic has them.")
+    topic: str | None = Field(description="The Kafka topic that has them, if no index has.")
     total: int
     letters: tuple[DeadLetter, ...]
 
@@ -126,7 +130,7 @@ class DeadLettersOf:
     """The dead letters of one output of a stream.
 
     Its methods raise ElasticsearchUnavailableError after ``max_retry_seconds`` without an answer, and
-    ElasticsearchRefusedError.
+    ElasticsearchRefusedError, and for letters in a topic the errors of ``TopicLetters``.
 
     Args:
         environ: where the output's connection is looked up; by default this process's environment.
@@ -159,8 +163,10 @@ class DeadLettersOf:
         with self.opened() as kept:
             total = sum(kept.reasons(LetterFilter()).values())
             letters = tuple(map(_letter, kept.find(LetterFilter(), limit)))
-        index = self._options.target.dead_letter_index
-        return DeadLetterPage(output=self.output.id, index=index, total=total, letters=letters)
+        index, topic = self.output.dead_letters, self.output.dead_letter_topic
+        return DeadLetterPage(
+            output=self.output.id, index=index, topic=topic and topic.topic, total=total, letters=letters
+        )
 
     def plan(self, wanted: LetterFilter, limit: int | None = None) -> ReplayPlan:
         """Return what `replay` would do."""
@@ -178,10 +184,13 @@ class DeadLettersOf:
             return replaying.replay(letters.find(wanted, limit))
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[DeadLetterIndex]:
-        """Open the index of the letters, to find some of them."""
-        with self._administration() as administration:
-            yield DeadLetterIndex(administration, self._options.target)
+    def opened(self) -> Iterator[KeptLetters]:
+        """Open the index or topic of the letters, to find some of them."""
+        with (
+            self._administration() as administration,
+            kept_letters(administration, self._options, self._environ) as kept,
+        ):
+            yield kept
 
     def _administration(self) -> Administration:
         return Administration.of(
@@ -192,12 +201,15 @@ class DeadLettersOf:
         return Cluster.of(self.output, self._environ)
 
     @contextlib.contextmanager
-    def _replaying(self) -> Iterator[tuple[DeadLetterIndex, DeadLetterReplay]]:
+    def _replaying(self) -> Iterator[tuple[KeptLetters, DeadLetterReplay]]:
         transport = ElasticsearchTransport(
             self._cluster(), connections=1, timeout_seconds=self.output.request_timeout_seconds
         )
-        with self._administration() as administration, contextlib.closing(transport):
-            letters = DeadLetterIndex(administration, self._options.target)
+        with (
+            self._administration() as administration,
+            contextlib.closing(transport),
+            kept_letters(administration, self._options, self._environ) as letters,
+        ):
             yield (
                 letters,
                 DeadLetterReplay(
@@ -208,6 +220,24 @@ class DeadLettersOf:
                     concrete_index=administration.concrete_index,
                 ),
             )
+
+
+@contextlib.contextmanager
+def kept_letters(
+    administration: Administration, options: IndexingOptions, environ: Mapping[str, str] | None
+) -> Iterator[KeptLetters]:
+    """Open the letters of an output, where its options keep them. ``environ`` has a topic's connection."""
+    if options.letter_topic is None:
+        yield DeadLetterIndex(administration, options.target)
+        return
+    # Few outputs have a topic, and others need no client of Kafka.
+    from headrace.elasticsearch.dead_letter_topic import TopicLetters
+
+    seconds = max(options.max_retry_seconds, _TOPIC_SECONDS)
+    with contextlib.closing(
+        TopicLetters(options.letter_topic, options.target, timeout_seconds=seconds, environ=environ)
+    ) as letters:
+        yield letters
 
 
 def _letter(letter: StoredLetter) -> DeadLetter:

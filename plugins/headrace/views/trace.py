@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from headrace.batch.places import written_places
 from headrace.clock import time_text
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
+from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.elasticsearch.document_ids import record_id
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import IndexingOptions
@@ -36,6 +36,7 @@ from headrace.ledger.states import AttemptState
 from headrace.stream import STATE_STEP, ElasticsearchOutput, Output, Stream
 from headrace.stream.outputs import ColumnIds, KeyIds
 from headrace.stream_context import StreamContext
+from headrace.views.dead_letters import kept_letters
 from headrace.views.trace_location import Coordinates, Location, coordinates_of, find_position, locate
 from headrace.views.trace_records import RecordReader
 from headrace.views.traced import (
@@ -513,13 +514,21 @@ _MAX_CANDIDATES = 100
 class DocumentLookup:
     """Looks up the documents and dead letters of one output. ``output`` is the definition that wrote them.
 
-    Every method raises ElasticsearchRefusedError or ElasticsearchUnavailableError.
+    Every method raises ElasticsearchRefusedError or ElasticsearchUnavailableError, and `letters` the errors of the
+    letters' topic.
     """
 
-    def __init__(self, administration: Administration, output: ElasticsearchOutput, stream_name: str) -> None:
+    def __init__(
+        self,
+        administration: Administration,
+        output: ElasticsearchOutput,
+        stream_name: str,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._administration = administration
         self._output = output
         self._stream_name = stream_name
+        self._environ = environ
 
     @classmethod
     @contextmanager
@@ -531,7 +540,7 @@ class DocumentLookup:
         with Administration.of(
             Cluster.of(output, environ), timeout_seconds=timeout, max_retry_seconds=MAX_RETRY_SECONDS
         ) as administration:
-            yield cls(administration, output, stream_name)
+            yield cls(administration, output, stream_name, environ)
 
     def document(self, index: str, id_: str) -> TracedDocument:
         """The document with this id; not ``found`` if there is none, or no index."""
@@ -559,7 +568,8 @@ class DocumentLookup:
 
     def letters(self, position: RecordPosition, indices: Sequence[str]) -> tuple[TracedLetter, ...]:
         """The dead letters of the record for these indices or the output's, the newest batch first."""
-        target = Target.of(self._output, self._stream_name)
+        options = IndexingOptions.of(self._output, Target.of(self._output, self._stream_name), batch_time_ms=0)
+        options = replace(options, max_retry_seconds=MAX_RETRY_SECONDS)
         partition = position.partition
         wanted = LetterFilter(
             topic=partition.topic,
@@ -568,10 +578,11 @@ class DocumentLookup:
             until_offset=position.offset,
             replayed=True,
         )
-        letters = DeadLetterIndex(self._administration, target).find(wanted, _MAX_LETTERS, contents=False)
+        with kept_letters(self._administration, options, self._environ) as kept:
+            letters = list(kept.find(wanted, _MAX_LETTERS, contents=False))
         return tuple(
             TracedLetter(
-                index=self._output.dead_letters,
+                index=self._output.letters_place,
                 id=letter.id,
                 reason_type=letter.reason.type,
                 reason=letter.reason.text,

@@ -33,14 +33,10 @@ from headrace.checks.kafka_rights import check_kafka_rights
 from headrace.cli.streams import check
 from headrace.connections import ALLOWLIST_VARIABLE, variable_name
 from headrace.kafka.errors import RangesUnreadableError
+from headrace.kafka.producers import KafkaRefusedError, client_config
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
 from headrace.kafka.ranges import RecordedRange, joined
-from headrace.spark.outputs.kafka_transaction import (
-    BatchTransaction,
-    KafkaRefusedError,
-    SentRecords,
-    client_config,
-)
+from headrace.spark.outputs.kafka_transaction import BatchTransaction, SentRecords
 from headrace.stream import ConsoleOutput, KafkaInput, KafkaOutput, Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,7 +12,15 @@ from typer.testing import CliRunner, Result
 from headrace.cli.main import app
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.stream import DebeziumDecoder, ElasticsearchOutput, JsonDecoder, KafkaInput, Stream, Utf8Decoder
+from headrace.stream import (
+    DeadLetterTopic,
+    DebeziumDecoder,
+    ElasticsearchOutput,
+    JsonDecoder,
+    KafkaInput,
+    Stream,
+    Utf8Decoder,
+)
 
 CLOSED = "127.0.0.1:1"
 PROPERTIES = {"n": {"type": "long"}, "at": {"type": "date", "format": "strict_date_optional_time"}}
@@ -70,6 +78,10 @@ def test_indices_that_records_name_have_a_template(tmp_path: Path) -> None:
     assert (told["index"], told["path"]) == ("logs-{timestamp:%Y.%m.%d}", "/_index_template/logs")
     assert "there is no one index to create" in run(stream).stderr
     of_letters = run(make(tmp_path, outputs=output()), "--as", "index-template")
+    letters = DeadLetterTopic(topic="letters", bootstrap_servers=CLOSED)
+    every = ElasticsearchOutput(hosts=f"http://{CLOSED}", index="{topic}", dead_letter_topic=letters)
+    told = json.loads(run(make(tmp_path, outputs=every), "--as", "index-template", "--json").stdout)
+    assert (told["body"]["index_patterns"], told["path"]) == (["*"], "/_index_template/elasticsearch")
     assert of_letters.exit_code == 1
     assert "would also be for the dead letters of output elasticsearch, in logs-dead-letters" in of_letters.stderr
 

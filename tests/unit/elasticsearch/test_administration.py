@@ -22,7 +22,7 @@ from headrace.elasticsearch.retry_budget import RetryBudget
 from headrace.elasticsearch.search_server import ask_server
 from headrace.elasticsearch.target import ConcreteIndex
 from headrace.elasticsearch.transport import NoAnswerError, Response
-from headrace.stream import ElasticsearchOutput
+from headrace.stream import DeadLetterTopic, ElasticsearchOutput
 
 
 class Answers:
@@ -232,6 +232,17 @@ def test_an_output_whose_two_names_are_of_one_index_cannot_write(administer: Any
         administer(answers).check_writable(output)
     answers = Answers(alias_of("new"), alias_of("other"), answer(200, {}), answer(200, {"has_all_requested": True}))
     administer(answers).check_writable(output)
+
+
+@pytest.mark.parametrize("answers", [(), (answer(200, {"has_all_requested": True}),)])
+def test_what_an_output_without_names_needs_is_not_asked(administer: Any, answers: tuple[Response, ...]) -> None:
+    """Its dead letters are in a topic; and of an index that a record names alone, a superuser has the privileges."""
+    letters = DeadLetterTopic(topic="letters", bootstrap_servers="h:1")
+    index = "orders-{topic}" if answers else "{topic}"
+    output = ElasticsearchOutput(hosts="http://h:1", index=index, dead_letter_topic=letters)
+    given = Answers(*answers)
+    administer(given).check_writable(output)
+    assert len(given.requests) == len(answers)
 
 
 def test_an_alias_moves_in_one_request_with_its_properties(administer: Any) -> None:

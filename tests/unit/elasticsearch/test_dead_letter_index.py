@@ -172,7 +172,7 @@ def letters(elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any,
         elasticsearch.item_fault = refuse_bad
         Indexer(elasticsearch, make_options(**options), clock=clock).index(batches)
         elasticsearch.item_fault = None
-        return [StoredLetter(id_, 0, 1, fields) for id_, fields in elasticsearch.documents(LETTERS).items()]
+        return [StoredLetter(id_, (0, 1), fields) for id_, fields in elasticsearch.documents(LETTERS).items()]
 
     return make
 
@@ -215,7 +215,7 @@ def test_a_letter_refused_again_gets_the_new_reason(
 
 def test_letters_with_and_without_versions_are_replayed_together(letters: Any, replay: Any, make_rows: Any) -> None:
     by_key = letters(make_rows([{"n": "bad"}], keys=[b"k"], offsets=[9]), document_id="key")
-    by_record = [StoredLetter("r", 0, 1, {**by_key[0].fields, "document_id": "r", "version": None})]
+    by_record = [StoredLetter("r", (0, 1), {**by_key[0].fields, "document_id": "r", "version": None})]
     counts, noted = replay([*by_key, *by_record], document_id="key")
     assert (counts.replayed, noted.keys()) == (2, {"clicks/t+0+9", "r"})
 
@@ -235,7 +235,7 @@ def test_a_letter_without_a_document_or_id_stays_with_the_reason(
     letters: Any, replay: Any, make_rows: Any, fields: dict[str, Any], why: str
 ) -> None:
     (letter,) = letters(make_rows([{"n": "bad"}]))
-    counts, noted = replay([StoredLetter(letter.id, 0, 1, {**letter.fields, **fields})])
+    counts, noted = replay([StoredLetter(letter.id, (0, 1), {**letter.fields, **fields})])
     assert (counts.left, counts.replayed, noted) == (1, 0, {})
     assert why in next(iter(counts.left_because))
 
@@ -267,13 +267,13 @@ def test_a_stored_letter_gives_back_its_record_or_none(letters: Any, make_rows: 
     assert letter.coordinates == ("t", 0, 0, 1)
     assert (letter.record.key, letter.record.value, letter.record.headers) == (b"k", b"\xff junk", ())
     without = {**letter.fields, "value": None}
-    assert StoredLetter("x", 0, 1, without).record is None, "its value was too large to be kept"
+    assert StoredLetter("x", (0, 1), without).record is None, "its value was too large to be kept"
     tombstone = {name: value for name, value in without.items() if name != "value_bytes"}
-    letter_record = StoredLetter("x", 0, 1, tombstone).record
+    letter_record = StoredLetter("x", (0, 1), tombstone).record
     assert letter_record is not None
     assert letter_record.value is None
     damaged = {**letter.fields, "value": base64.b64encode(b"x").decode() + "!"}
-    assert StoredLetter("x", 0, 1, damaged).record is None
+    assert StoredLetter("x", (0, 1), damaged).record is None
 
 
 def test_a_filter_becomes_a_query_for_one_stream_and_output() -> None:

@@ -59,7 +59,9 @@ def test_every_setting_of_an_output_about_writing_is_an_option() -> None:
         "index_zone",
         "document_ids",
     }
-    assert set(ElasticsearchOutput.model_fields) - of_definition - {"dead_letter_limit"} == set(changed)
+    assert set(ElasticsearchOutput.model_fields) - of_definition - {"dead_letter_limit", "dead_letter_topic"} == set(
+        changed
+    )
     options = options_of(**changed, id="mine", dead_letter_limit=DeadLetterLimit())
     target = options.target
     of_target = {"dead_letter_index", "require_alias"}

@@ -14,7 +14,7 @@ from headrace.connections import ConnectionTypeError
 from headrace.kafka import client
 from headrace.kafka.client import admin_config, check_client_settings, consumer_config, isolation_level
 from headrace.kafka.errors import ClientSettingError
-from headrace.stream import KafkaInput, KafkaOutput, Limits, Stream
+from headrace.stream import DeadLetterTopic, ElasticsearchOutput, KafkaInput, KafkaOutput, Limits, Stream
 
 
 def config(
@@ -199,6 +199,21 @@ def test_the_check_of_a_stream_names_what_is_left_aside(monkeypatch: pytest.Monk
     monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": extra}))
     (note,) = check_client_settings(stream)
     assert note.startswith("Connection 'brokers': acks, linger.ms is left aside")
+
+
+def test_the_connection_of_dead_letters_is_looked_at_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    letters = DeadLetterTopic(topic="letters", connection="kafka_dlq")
+    stream = Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="b:1", topics="clicks"),
+        outputs=ElasticsearchOutput(hosts="http://h:1", index="shop", dead_letter_topic=letters),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DLQ", json.dumps({"conn_type": "kafka", "extra": {}}))
+    with pytest.raises(ClientSettingError, match=r"'kafka_dlq' connection has neither bootstrap\.servers nor"):
+        check_client_settings(stream)
 
 
 def test_a_connection_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

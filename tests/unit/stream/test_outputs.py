@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from tests.unit.stream.definitions import HOSTS, fields
 
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
+    DeadLetterTopic,
     ElasticsearchOutput,
     KafkaInput,
     KafkaOutput,
@@ -19,7 +22,7 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
-from headrace.stream.outputs import RECORD_COLUMNS
+from headrace.stream.outputs import RECORD_COLUMNS, OutputPlace
 from headrace.wal.frame import RECORD_SCHEMA
 
 
@@ -190,6 +193,53 @@ def test_dead_letters_do_not_go_into_the_index_of_another_output() -> None:
         assert Stream(**fields(outputs=[letters, ElasticsearchOutput(id="b", hosts="http://z:1", index=index)]))
     shared = [ElasticsearchOutput(id=id_, connection="es", index=id_, dead_letter_index="c") for id_ in ("a", "b")]
     assert Stream(**fields(outputs=shared)), "several outputs may share a dead-letter index"
+
+
+LETTERS = DeadLetterTopic(topic="letters", connection="kafka_dlq")
+
+
+def test_a_topic_for_dead_letters_takes_the_place_of_the_index() -> None:
+    output = ElasticsearchOutput(connection="es", index="a", dead_letter_topic=LETTERS)
+    assert (output.dead_letters, output.letters_place) == ("", "topic letters")
+    assert output.connection_ids == ("es", "kafka_dlq")
+    assert output.places == (OutputPlace("es", "index", "a"), OutputPlace("kafka_dlq", "topic", "letters"))
+    assert ElasticsearchOutput(connection="es", index="a").letters_place == "a-dead-letters"
+    assert Stream(**fields(outputs=output)).connection_ids == ("es", "kafka_dlq")
+    of_each = ElasticsearchOutput(connection="es", index="a-{topic}", dead_letter_topic=LETTERS)
+    assert (of_each.dead_letters, of_each.places[1:]) == ("", output.places[1:])
+    assert of_each.at("a") == output
+    assert IndexingOptions.of(of_each, Target.of(of_each, "s"), batch_time_ms=0).letters_names == frozenset()
+    long = ElasticsearchOutput(hosts="h:1", index="f" * 255, dead_letter_topic=LETTERS)
+    assert Stream.from_json(Stream(**fields(outputs=long)).to_json()).outputs == (long,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dead_letter_index": "b"}, "name either dead_letter_index or dead_letter_topic"),
+        ({"dead_letter_topic": {"topic": "letters"}}, "name either connection .* or bootstrap_servers"),
+        ({"dead_letter_topic": {"topic": "a b", "connection": "kafka_dlq"}}, r"dead_letter_topic\.topic"),
+        ({"dead_letter_topic": {"topic": "${topic}", "connection": "kafka_dlq"}}, "placeholder"),
+        ({"dead_letter_topic": {"topic": "x", "bootstrap_servers": "u:p@h:1"}}, "hold a login"),
+    ],
+)
+def test_a_topic_for_dead_letters_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        ElasticsearchOutput(**{"hosts": "http://h:1", "index": "a", "dead_letter_topic": LETTERS, **changes})
+
+
+def test_dead_letters_do_not_go_into_a_topic_that_has_records() -> None:
+    output = ElasticsearchOutput(hosts="http://h:1", index="a", dead_letter_topic=LETTERS)
+    source = KafkaInput(connection="kafka_dlq", topic_pattern="let.*")
+    own = r"dead_letter_topic: input records reads letters, so the stream would receive what it sends, without end"
+    with pytest.raises(StreamDefinitionError, match=own):
+        Stream(**fields(inputs=source, outputs=output))
+    assert Stream(**fields(inputs=source.model_copy(update={"connection": "other"}), outputs=output))
+    sender = KafkaOutput(connection="kafka_dlq", topic="letters")
+    with pytest.raises(StreamDefinitionError, match="dead_letter_topic: letters is the topic of output kafka"):
+        Stream(**fields(outputs=[output, sender]))
+    both = [ElasticsearchOutput(id=id_, connection="es", index=id_, dead_letter_topic=LETTERS) for id_ in ("a", "b")]
+    assert Stream(**fields(outputs=both)), "several outputs may share a topic"
 
 
 def test_ids_that_recur_are_not_created() -> None:

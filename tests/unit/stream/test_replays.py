@@ -9,6 +9,7 @@ import pytest
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
+    DeadLetterTopic,
     ElasticsearchOutput,
     KafkaInput,
     KafkaOutput,
@@ -64,6 +65,15 @@ def test_what_a_replay_does_not_change_stays_of_its_kind() -> None:
     replay = replayed(live, {"elasticsearch": {"index": "flights-v2"}})
     assert (replay.inputs, replay.limits) == (live.inputs, live.limits)
     assert replay.outputs == (index.model_copy(update={"index": "flights-v2"}),)
+
+
+def test_a_replay_sends_no_letters_to_the_topic_of_the_stream() -> None:
+    letters = DeadLetterTopic(topic="letters", connection="kafka_dlq")
+    live = stream(outputs=ElasticsearchOutput(hosts="http://h:1", index="flights", dead_letter_topic=letters))
+    with pytest.raises(StreamDefinitionError, match="would write to topic 'letters', as the stream does"):
+        replayed(live, {"elasticsearch": {"index": "v2"}})
+    (output,) = replayed(live, {"elasticsearch": {"index": "v2", "dead_letter_topic": None}}).elasticsearch_outputs
+    assert output.dead_letters == "v2-dead-letters"
 
 
 @pytest.mark.parametrize(

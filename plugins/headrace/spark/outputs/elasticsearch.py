@@ -176,8 +176,8 @@ class ElasticsearchOutputWriter:
         raise TooManyDeadLettersError(
             f"Of {counts.rows:,} rows for index {self._output.index_text!r} {counted.total():,} are dead letters, "
             f"{passed}: {reasons}.{example}",
-            remedy=f"They are kept in {self._output.dead_letters!r} (headrace dead-letters list {stream_name} --output "
-            f"{self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
+            remedy=f"They are kept in {self._output.letters_place!r} (headrace dead-letters list {stream_name} "
+            f"--output {self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
             "dead_letter_limit; the batch's next run writes what is missing.",
             exceeded=passed,
             counts=counts.to_dict(),
@@ -212,11 +212,21 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         truncated_below=known.get(TRUNCATED_BELOW, 0),
         truncated_below_then=known.get(TRUNCATED_BELOW_THEN, 0),
         letters_names=[other.dead_letters for other in batch.stream.elasticsearch_outputs],
+        began_ms=SystemClock().now_ms(),
+        read_topics=_read_topics(output, batch),
     )
 
 
 def _known_indices(place: Mapping[str, Any] | None) -> tuple[ConcreteIndex, ...]:
     return (ConcreteIndex(place["index"], place["uuid"]),) if place and place.get("index") else ()
+
+
+def _read_topics(output: ElasticsearchOutput, batch: WrittenBatch) -> list[str]:
+    if output.dead_letter_topic is None:
+        return []
+    from headrace.spark.outputs.kafka import read_topic_ids
+
+    return read_topic_ids(batch, output.dead_letter_topic.topic)
 
 
 def write_documents(

@@ -324,8 +324,16 @@ class _Written:
 
 
 def withdraw_letters(options: IndexingOptions) -> int:
-    """Delete the dead letters of earlier attempts that this one did not write again. Returns their number."""
+    """Delete the dead letters of earlier attempts that this one did not write again. Returns their number.
+
+    From a topic nothing is deleted: it is told that they do not hold, and their number is not known.
+    """
     if not options.withdraw_letters or options.attempt is None:
+        return 0
+    if options.letter_topic is not None:
+        from headrace.elasticsearch.dead_letter_topic import LetterSender
+
+        LetterSender.of(options).withdraw(options)
         return 0
     # Only a batch that was tried before has such letters, so other batches do not import this.
     from headrace.elasticsearch.administration import Administration

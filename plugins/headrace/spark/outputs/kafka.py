@@ -30,18 +30,15 @@ from pyspark.sql.types import (
 
 from headrace.batch.manifest import Manifest
 from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, TOPIC, VALUE
+from headrace.kafka.producers import KafkaOutputError, OwnTopicError, client_config, topic_id
 from headrace.spark.outputs.documents import json_text
 from headrace.spark.outputs.kafka_transaction import (
     END,
     BatchTransaction,
     FormerName,
-    KafkaOutputError,
-    OwnTopicError,
     Sent,
     SentRecords,
     TopicSenders,
-    client_config,
-    topic_id,
 )
 from headrace.spark.outputs.writer import OutputOptionsError, OutputRowsError, counted, leave_counts
 from headrace.spark.records.record_columns import own_columns
@@ -291,7 +288,7 @@ class KafkaWriter:
             "sent_folder": _sent_folder(_sent_root(batch), place, output.topic),
             "live_sent_folder": _sent_folder(_sent_root(batch), output.step, output.topic) if batch.target else None,
             "sent_name": f"{batch.batch_time_ms}.json",
-            "read_topics": json.dumps(self._read_topics(batch)),
+            "read_topics": json.dumps(read_topic_ids(batch, output.topic)),
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -315,20 +312,21 @@ class KafkaWriter:
     def _is_there(self, output: Output) -> bool:
         return output.kind == self._output.kind and output.places[0].name == self._output.topic
 
-    def _read_topics(self, batch: WrittenBatch) -> list[str]:
-        """The ids of the topics of the output's name of which the batch, or its window, has records: a definition may
-        name the input's cluster by another connection. None in a test of the transform, whose batch has no manifest."""
-        inputs = [source for source in batch.stream.kafka_inputs if source.matches(self._output.topic)]
-        if not inputs or not batch.manifest_uri:
-            return []
-        # Not at the top: Spark's workers import this module, and need no ledger.
-        from headrace.spark.attempts.batch_plan import load_manifests
 
-        manifests = [Manifest.load(batch.manifest_uri), *load_manifests(batch.earlier)]
-        partitions = [
-            recorded.partition for manifest in manifests for source in inputs for recorded in manifest.ranges(source.id)
-        ]
-        return sorted({where.topic_id for where in partitions if where.topic == self._output.topic})
+def read_topic_ids(batch: WrittenBatch, topic: str) -> list[str]:
+    """The ids of the topics of this name of which the batch, or its window, has records: a definition may name the
+    input's cluster by another connection. None in a test of the transform, whose batch has no manifest."""
+    inputs = [source for source in batch.stream.kafka_inputs if source.matches(topic)]
+    if not inputs or not batch.manifest_uri:
+        return []
+    # Not at the top: Spark's workers import this module, and need no ledger.
+    from headrace.spark.attempts.batch_plan import load_manifests
+
+    manifests = [Manifest.load(batch.manifest_uri), *load_manifests(batch.earlier)]
+    partitions = [
+        recorded.partition for manifest in manifests for source in inputs for recorded in manifest.ranges(source.id)
+    ]
+    return sorted({where.topic_id for where in partitions if where.topic == topic})
 
 
 def _place(step: str, batch: WrittenBatch) -> str:

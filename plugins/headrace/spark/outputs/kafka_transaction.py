@@ -20,47 +20,15 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from headrace.connections import resolve
 from headrace.elasticsearch.columns import HEADERS, KEY, PARTITION, VALUE
-from headrace.errors import Failure, HeadraceError
-from headrace.kafka.client import (
-    SECURITY_SETTINGS,
-    AskingAdmin,
-    connection_config,
-    open_admin,
-    open_consumer,
-    open_producer,
-)
-from headrace.kafka.client_errors import explained
+from headrace.errors import HeadraceError
+from headrace.kafka.client import open_admin, open_consumer, open_producer
+from headrace.kafka.producers import PRODUCER_SETTINGS, KafkaOutputError, reported, topic_id
 from headrace.spark.outputs.writer import AttemptReplacedError, OutputError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
-
-
-class KafkaOutputError(OutputError):
-    """Kafka did not accept the batch; none of it is visible to consumers that read committed records."""
-
-
-class TopicMissingError(KafkaOutputError):
-    """The output's topic does not exist, or may not be described."""
-
-
-class OwnTopicError(KafkaOutputError):
-    """The output's topic is one of which the batch has records, or a replay's is the one of the stream's own output."""
-
-    failure = Failure.CODE
-
-
-class KafkaRefusedError(KafkaOutputError):
-    """Kafka refuses the output's producer: credentials, permissions, or a setting."""
-
-
-class MessageRefusedError(KafkaOutputError):
-    """Kafka refuses one of the batch's messages: for example it is too large, or names a partition that is missing."""
-
-    failure = Failure.CODE
 
 
 class TransactionTimedOutError(KafkaOutputError):
@@ -69,98 +37,6 @@ class TransactionTimedOutError(KafkaOutputError):
 
 class RowsCutOffError(OutputError):
     """Spark's rows ended without the end marker: the job failed elsewhere, was cancelled, or its JVM died."""
-
-
-Config = Mapping[str, Any]
-
-# A connection's settings, besides security, that also apply to a producer.
-_CLIENT_SETTINGS = frozenset(
-    {
-        "client.id",
-        "client.rack",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "socket.connection.setup.timeout.ms",
-        "socket.keepalive.enable",
-        "socket.receive.buffer.bytes",
-        "socket.timeout.ms",
-    }
-)
-
-_QUESTION_SECONDS = 20.0
-
-_DENIED = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow it WRITE and DESCRIBE on the topic.",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow it READ and DELETE on the groups that begin with 'headrace-'.",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
-        "Allow it WRITE and DESCRIBE on the transactional ids that begin with 'headrace-'."
-    ),
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow it IDEMPOTENT_WRITE on the cluster.",
-    KafkaError.SASL_AUTHENTICATION_FAILED: "Check the login of the output's connection.",
-    KafkaError.INVALID_TRANSACTION_TIMEOUT: (
-        "Set transaction_timeout_seconds of the output below the brokers' transaction.max.timeout.ms (15 minutes)."
-    ),
-}
-_AT_LOG_IN = (KafkaError._SSL, KafkaError._AUTHENTICATION)
-_REFUSED_MESSAGES = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "Raise the topic's max.message.bytes, or drop such rows in the transform.",
-    KafkaError.INVALID_MSG_SIZE: "Raise the topic's max.message.bytes, or drop such rows in the transform.",
-    KafkaError.INVALID_RECORD: "A compacted topic accepts no message without a key; select a key in the transform.",
-    KafkaError._UNKNOWN_PARTITION: "Use only partitions that the topic has, or drop the column.",
-}
-_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
-
-
-def client_config(connection: str | None, bootstrap_servers: str | None) -> dict[str, Any]:
-    """The settings of all clients of the output. Resolves the connection, if there is one, at the time of the call.
-
-    Raises ConnectionNotFoundError, ConnectionFormatError or ClientSettingError.
-    """
-    if connection is None:
-        return {"bootstrap.servers": bootstrap_servers, "allow.auto.create.topics": False}
-    config = connection_config(resolve(connection))
-    taken = {name: value for name, value in config.items() if name in SECURITY_SETTINGS | _CLIENT_SETTINGS}
-    return {**taken, "allow.auto.create.topics": False}
-
-
-def topic_id(config: Config, topic: str) -> str:
-    """The topic's id. Raises TopicMissingError, KafkaRefusedError, KafkaOutputError or TokenError."""
-    admin = AskingAdmin(config)
-    described = admin.describe_topics(TopicCollection([topic]), request_timeout=_QUESTION_SECONDS)[topic]
-    admin.wait([described], _QUESTION_SECONDS)
-    try:
-        return str(described.result(0).topic_id)
-    except KafkaException as error:
-        raise reported(error.args[0], topic) from error
-    except TimeoutError as error:
-        why = admin.last_error()
-        if why is None:
-            raise KafkaOutputError(f"Kafka did not describe topic {topic!r} in {_QUESTION_SECONDS:g} s.") from error
-        raise KafkaRefusedError(
-            f"Kafka does not describe topic {topic!r}: {why.text}.",
-            remedy=why.remedy,
-        ) from error
-
-
-def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutputError:
-    """The headrace error for Kafka's error; ``message`` describes the message that it is about."""
-    code = error.code()
-    text = error.str()
-    if code in _MISSING:
-        return TopicMissingError(
-            f"There is no topic {topic!r} in Kafka, or this client is not allowed to describe it.",
-            remedy="Create it with the partitions that it should have; headrace does not create topics.",
-        )
-    why = explained(error)
-    if code in _DENIED or code in _AT_LOG_IN:
-        # Of TLS and log-ins librdkafka's text says which of the causes it is.
-        remedy = _DENIED.get(code, why.remedy)
-        return KafkaRefusedError(f"Kafka refuses the producer of topic {topic!r}: {why.text}.", remedy=remedy)
-    if code in _REFUSED_MESSAGES:
-        return MessageRefusedError(
-            f"Topic {topic!r} does not accept {message or 'a message'}: {text}.", remedy=_REFUSED_MESSAGES[code]
-        )
-    return KafkaOutputError(f"Kafka did not accept the batch for topic {topic!r}: {why.text}.", remedy=why.remedy)
 
 
 logger = logging.getLogger(__name__)
@@ -323,19 +199,6 @@ class Marker:
             logger.info("The group %s stays until Kafka lets it expire: %s", self._group, error)
 
 
-_SETTINGS: Mapping[str, Any] = {
-    "enable.idempotence": True,
-    "compression.type": "zstd",
-    "linger.ms": 20,
-    # Java's partitioner, so that a key goes to the partition where Kafka Connect and others put it.
-    "partitioner": "murmur2_random",
-    # The topic limits the size of a message, not the producer.
-    "message.max.bytes": 1_000_000_000,
-    # Limits the memory to the larger of these bytes and one message.
-    "queue.buffering.max.kbytes": 64 * 1024,
-    "queue.buffering.max.messages": 200_000,
-    "delivery.report.only.error": True,
-}
 _TIMEOUT_SECONDS = 60.0
 _FENCED = (
     KafkaError._FENCED,
@@ -437,7 +300,7 @@ class BatchTransaction:
         timeout_ms = int(self.timeout_seconds * 1000)
         return open_producer(
             {
-                **_SETTINGS,
+                **PRODUCER_SETTINGS,
                 **self.config,
                 "transactional.id": name,
                 "transaction.timeout.ms": timeout_ms,

@@ -461,7 +461,13 @@ def _letters(stream: KnownStream, output: str | None) -> DeadLettersOf:
         declared = elasticsearch_output(Stream.from_json(definition), output)
     except NoSuchOutputError as error:
         raise HTTPException(404, str(error)) from error
-    environ = stream.airflow.connection(declared.connection) if declared.connection else None
+    environ: dict[str, str] = {}
+    for conn_id in declared.connection_ids:
+        environ |= stream.airflow.connection(conn_id)
     return DeadLettersOf(
-        stream.name, declared, max_retry_seconds=_ANSWER_SECONDS, timeout_seconds=_ANSWER_SECONDS, environ=environ
+        stream.name,
+        declared,
+        max_retry_seconds=_ANSWER_SECONDS,
+        timeout_seconds=_ANSWER_SECONDS,
+        environ=environ or None,
     )

@@ -17,15 +17,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from tests.integration.spark.kafka_output.conftest import create, groups, read, values
 
+from headrace.kafka.producers import KafkaRefusedError, MessageRefusedError, TopicMissingError
 from headrace.spark.outputs.kafka_transaction import (
     BatchTransaction,
     FormerName,
-    KafkaRefusedError,
-    MessageRefusedError,
     RowsCutOffError,
     Sent,
     SentRecords,
-    TopicMissingError,
     TransactionTimedOutError,
 )
 from headrace.spark.outputs.writer import AttemptReplacedError

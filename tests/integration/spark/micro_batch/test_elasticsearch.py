@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 from tests.integration.spark.micro_batch.conftest import Make, Records, run
 
 from headrace.batch.places import accept, place_of
+from headrace.elasticsearch.dead_letter_index import LetterFilter
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.errors import TargetChangedError, TooManyDeadLettersError
 from headrace.elasticsearch.target import ConcreteIndex
 from headrace.ledger import BatchState, EventKind
@@ -22,12 +25,14 @@ from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
     DeadLetterLimit,
+    DeadLetterTopic,
     ElasticsearchOutput,
     JsonDecoder,
     KafkaInput,
     KeyIds,
     Utf8Decoder,
 )
+from headrace.views.dead_letters import DeadLettersOf
 
 
 def documents(url: str, index: str) -> dict[str, Any]:
@@ -99,6 +104,50 @@ def test_excess_dead_letters_fail_a_batch_and_stay_until_indexed(
     left = documents(elasticsearch, letters).values()
     assert {letter["value_text"] for letter in left} == {"junk"}
     assert len(left) == 6
+
+
+@pytest.fixture
+def letter_topic(kafka: str, kafka_admin: AdminClient) -> DeadLetterTopic:
+    topic = f"letters-{uuid.uuid4().hex}"
+    kafka_admin.create_topics([NewTopic(topic, 3, 1)])[topic].result()
+    return DeadLetterTopic(topic=topic, bootstrap_servers=kafka)
+
+
+def test_a_later_attempt_settles_the_letters_of_a_topic(
+    spark: SparkSession,
+    elasticsearch: str,
+    letter_topic: DeadLetterTopic,
+    make_batch_ledger: Make,
+    make_records: Records,
+) -> None:
+    """Two that do not decode and one that the mapping refuses, with the records' own bytes."""
+    index = f"clicks-{uuid.uuid4().hex}"
+    output = ElasticsearchOutput(hosts=elasticsearch, index=index, dead_letter_topic=letter_topic)
+    decoder = JsonDecoder(fields="id STRING")
+    source = KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", value_decoder=decoder)
+    batch = make_batch_ledger(inputs=source, outputs=output)
+    make_index(elasticsearch, index, "long")
+    batch.add(make_records([b'{"id": "x"}', b'{"id": "1"}', b"junk", b"\xff\xfe"]))
+    result, _ = run(spark, batch)
+    counts = result.outputs["elasticsearch"]
+    assert (counts["rows"], counts["indexed"], counts["dead_lettered"]) == (4, 1, 3)
+    letters = DeadLettersOf(batch.stream.name, output, max_retry_seconds=20)
+    assert {(letter.offset, letter.error_type) for letter in letters.page(10).letters} == {
+        (0, "document_parsing_exception"),
+        (2, "rejected"),
+        (3, "rejected"),
+    }
+    with letters.opened() as kept:
+        (of_bytes,) = kept.find(LetterFilter(from_offset=3))
+    assert of_bytes.record == OriginalRecord(b"key-3", b"\xff\xfe", (("trace", b"\x00\xff"),), 1_700_000_000_126)
+    make_index(elasticsearch, index, "keyword")
+    accept(batch.ledger, batch.stream.name, place_of(output, ConcreteIndex(index, None)), by="test")
+    time_ms = batch.ledger.batches.page(batch.stream.name)[0].batch_time_ms
+    counts = batch.run(spark, batch.begin(time_ms, force=True)).outputs["elasticsearch"]
+    assert (counts["dead_lettered"], counts["indexed"]) == (2, 2)
+    assert {letter.offset for letter in letters.page(10).letters} == {2, 3}
+    assert letters.replay(LetterFilter()).to_dict()["replayed"] == 0
+    assert set(documents(elasticsearch, index)) == {"clicks+0+0", "clicks+0+1"}
 
 
 def test_an_alias_lost_between_batches_is_an_error_and_no_index(

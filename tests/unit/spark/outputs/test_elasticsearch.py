@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.batch.places import LETTERS, PLACE, TRUNCATED_BELOW, TRUNCATED_BELOW_THEN, place_of
+from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.clock import SystemClock
 from headrace.elasticsearch.counts import HeldVersion, IndexingCounts, IndexingReport
 from headrace.elasticsearch.errors import ForeignVersionsError, TooManyDeadLettersError
@@ -21,7 +23,8 @@ from headrace.spark.outputs import elasticsearch, elasticsearch_sink
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter, options_of
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.records.transforms import BatchContext
-from headrace.stream import DeadLetterLimit, ElasticsearchOutput, KafkaInput, KeyIds, Stream
+from headrace.stream import DeadLetterLimit, DeadLetterTopic, ElasticsearchOutput, KafkaInput, KeyIds, Stream
+from headrace.wal.storage import open_storage
 
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="clicks")
 NOW_MS = SystemClock().now_ms()
@@ -140,6 +143,23 @@ def test_the_batch_of_a_transforms_test_has_no_manifest() -> None:
         known_place=lambda _: None,
     )
     assert options_of(output, batch, report="r").manifests == ()
+
+
+def test_a_batchs_letters_know_the_topics_that_it_has_read(written: WrittenBatch) -> None:
+    """They never go there, by whatever connection. Of other topics none is of interest."""
+    partitions = [TopicPartition("clicks", "id-1", 0), TopicPartition("views", "id-2", 0)]
+    taken = tuple(OffsetRange(partition, 0, 5, 5) for partition in partitions)
+    block = ManifestBlock(BlockHandle("a.seg", 0, 10), 10, 100, taken)
+    stream = written.stream
+    manifest = Manifest("shop", 10_000, 10_000, {stream.inputs[0].id: (block,)}, stream.folder_url)
+    manifest.write(open_storage(stream.folder_url))
+    batch = replace(written, manifest_uri=manifest.uri)
+    letters = DeadLetterTopic(topic="clicks", bootstrap_servers="elsewhere:1")
+    topic = options_of(OUTPUT.model_copy(update={"dead_letter_topic": letters}), batch, report="r").letter_topic
+    assert topic is not None
+    assert (topic.topic, topic.bootstrap_servers, topic.read_topics) == ("clicks", "elsewhere:1", ("id-1",))
+    assert topic.began_ms >= NOW_MS
+    assert options_of(OUTPUT, batch, report="r").letter_topic is None
 
 
 @pytest.mark.parametrize(

@@ -19,22 +19,19 @@ from pyspark.sql.types import StructType
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.ledger.batches.tables import BatchOrigin
-from headrace.spark.outputs import kafka
-from headrace.spark.outputs.kafka import KafkaWriter
-from headrace.spark.outputs.kafka_transaction import (
-    BatchTransaction,
+from headrace.kafka.producers import (
     KafkaOutputError,
     KafkaRefusedError,
     MessageRefusedError,
     OwnTopicError,
-    Sent,
-    SentRecords,
     TopicMissingError,
-    TopicSenders,
     client_config,
     reported,
 )
+from headrace.ledger.batches.tables import BatchOrigin
+from headrace.spark.outputs import kafka
+from headrace.spark.outputs.kafka import KafkaWriter
+from headrace.spark.outputs.kafka_transaction import BatchTransaction, Sent, SentRecords, TopicSenders
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.records.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream

@@ -26,7 +26,7 @@ export function DeadLetters({ stream, query }) {
       <button type="button" onClick=${polled.refresh}>Look again</button>
     </div>
     <${WithData} polled=${polled} what="the dead letters">${(data) => html`
-      <p>${count(data.total)} dead letters in <code>${data.index}</code>${data.total > data.letters.length ? `, the newest ${count(data.letters.length)} are shown` : ""}.</p>
+      <p>${count(data.total)} dead letters in ${data.topic ? "topic " : ""}<code>${data.topic ?? data.index}</code>${data.total > data.letters.length ? `, the newest ${count(data.letters.length)} are shown` : ""}.</p>
       <${Table} caption=${`Dead letters of ${output}`} columns=${COLUMNS} rows=${data.letters} keyOf=${(each) => each.id}
         empty=${html`<${Empty} title="No dead letter">The output has taken each record.</${Empty}>`} />`}</${WithData}>`;
 }
