@@ -84,6 +84,24 @@ def test_a_header_is_the_version(spark: SparkSession, tmp_path: Path) -> None:
     ]
 
 
+def test_records_go_to_the_indices_of_the_connector(spark: SparkSession, tmp_path: Path) -> None:
+    routed = {
+        "topics": "Orders,_returns",
+        "transforms": "f,r",
+        "transforms.f.type": f"{APACHE}InsertField$Value",
+        "transforms.f.topic.field": "t",
+        "transforms.r.type": f"{APACHE}TimestampRouter",
+        "transforms.r.timestamp.format": "yyyy.MM.dd",
+    }
+    records = [KafkaRecord('{"a":1}', topic=topic) for topic in ("Orders", "_returns")]
+    with loaded(defined(of=routed), tmp_path) as (stream,):
+        documents = run_transform(stream, records, spark=spark).documents()
+    assert {each.id: (each.index, json.loads(each.document or "null")) for each in documents} == {
+        "Orders+0+0": ("orders-2025.12.31", {"a": 1, "t": "Orders"}),
+        "_returns+0+0": ("returns-2025.12.31", {"a": 1, "t": "_returns"}),
+    }
+
+
 TRANSFORMS = {
     "transforms": "key,id,without,more",
     "transforms.key.type": f"{APACHE}ValueToKey",
