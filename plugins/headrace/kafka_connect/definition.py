@@ -142,6 +142,7 @@ class _Defined:
         self._apart = self._why_apart is not None and len(self._topics) > 1
         if not self._topics:
             self._check_pattern()
+        self._no_deletions = self._check_indices()
         self._check_routed_ids()
         self._answers |= self._chain.answers
 
@@ -242,6 +243,16 @@ class _Defined:
                 self._answers[name] = undecided(f"it names indices of some topics that are found: {known}")
         if self._listed("topic.key.ignore") and not self._is("key.ignore"):
             self._answers["topic.key.ignore"] = undecided(f"it is about some topics that are found: {known}")
+
+    def _check_indices(self) -> str | None:
+        """Why records without a value cannot delete from these indices."""
+        try:
+            return problem_of_deletions(parse_index(self._indices()))
+        except ValueError as error:
+            self._answers["topics" if "topics" in self._given else "topics.regex"] = undecided(
+                f"the index that the transforms make of it {error}. Name another"
+            )
+            return None
 
     def _index_mappings(self) -> list[str]:
         """The properties that map topics to indices, and that the connector reads."""
@@ -459,8 +470,9 @@ class _Defined:
         match given.strip().lower():
             case _ if self._chain.drops_deletions:
                 return _quoted("ignore")
-            case "delete" if self._uses_keys and (why := problem_of_deletions(parse_index(self._indices()))):
-                self._answers["behavior.on.null.values"] = undecided(f"{why}. Here such a record is a dead letter")
+            case "delete" if self._uses_keys and self._no_deletions:
+                why = f"{self._no_deletions}. Here such a record is a dead letter"
+                self._answers["behavior.on.null.values"] = undecided(why)
                 return _quoted("dead_letter")
             case "delete" if mixed:
                 return '"delete" if isinstance(ids, KeyIds) else "ignore"'

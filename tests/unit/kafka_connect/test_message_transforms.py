@@ -239,6 +239,20 @@ def test_deletions_from_an_index_of_the_day_are_to_decide() -> None:
     assert "needs an index by topic or key: a record without a value has another {timestamp:%Y%m%d}" in str(left)
 
 
+@pytest.mark.parametrize(
+    ("router", "why"),
+    [
+        ({**ROUTER, "replacement": r"\$1"}, "has '$1', as a placeholder of another tool"),
+        ({**BY_DAY, "topic.format": "${topic} ${timestamp}"}, "it has blanks"),
+        ({**BY_DAY, "timestamp.format": "yyyy/MM"}, "it has /"),
+    ],
+)
+def test_a_name_that_is_not_legal_is_to_decide(router: dict[str, str], why: str) -> None:
+    (left,) = chain(router, **BY_KEY, **{"behavior.on.null.values": "delete"}).to_decide
+    assert left.name == "topics"
+    assert why in str(left)
+
+
 def test_ids_in_an_index_of_the_day_are_to_decide() -> None:
     for topics in ({}, {"topics": None, "topics.regex": "o.*"}):
         (left,) = chain(BY_DAY, **topics).to_decide
