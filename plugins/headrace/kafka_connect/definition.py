@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.formats.index_names import parse_index
 from headrace.kafka_connect.connector import (
     CLIENT_NAMES,
     KAFKA,
@@ -39,8 +38,8 @@ from headrace.kafka_connect.message_transforms import (
     path_of,
     transform_module,
 )
+from headrace.kafka_connect.topic_indices import GIVE_TOPICS, TopicIndices
 from headrace.secrets import HIDDEN, looks_secret, names_secret, without_secrets
-from headrace.stream.outputs import problem_of_deletions
 from headrace.stream.topic_pattern import topic_pattern
 
 _WIDTH = 118
@@ -106,12 +105,6 @@ _CLOUD_FORMATS = {
     "STRING": "org.apache.kafka.connect.storage.StringConverter",
     "BYTES": "org.apache.kafka.connect.converters.ByteArrayConverter",
 }
-_MAPPINGS = {
-    "topic.to.external.resource.mapping": "external.resource.usage",
-    "topic.to.existing.resource.mapping": "existing.resource.type",
-    "topic.to.resource.mapping": None,
-}
-"""Properties that map topics to indices, and that which has to name a resource for them to count."""
 _BY_TIME = 'KeyIds(version_from="timestamp")'
 _TOLERANT = {
     "behavior.on.malformed.documents": ("ignore", "warn", "report"),
@@ -131,18 +124,20 @@ class _Defined:
         self._topics = self._topic_names(topics)
         value = self._converter("value")
         self._chain = message_transforms(self._given, value[0], self._topics, uses_keys=True)
+        self._indices = TopicIndices(connector, self._topics, self._chain)
         self._by_key = {topic: self._has_key_ids(topic) for topic in self._topics or [""]}
         self._uses_keys = any(self._by_key.values())
         if not self._uses_keys:
             self._chain = message_transforms(self._given, value[0], self._topics, uses_keys=False)
+            self._indices = TopicIndices(connector, self._topics, self._chain)
         self._value_decoder = self._decoder("value", value[1])
         self._key_decoder, self._key_expression = self._key()
         self._ids = {topic: self._ids_of(topic) for topic in self._by_key}
         self._why_apart = self._reason_apart()
         self._apart = self._why_apart is not None and len(self._topics) > 1
+        self._answers |= self._indices.answers
         if not self._topics:
             self._check_pattern()
-        self._no_deletions = self._check_indices()
         self._check_routed_ids()
         self._answers |= self._chain.answers
 
@@ -205,90 +200,18 @@ class _Defined:
             return "each topic has schemas of its own in the registry"
         return None
 
-    def _routed(self, topic: str) -> str:
-        """The topic of the records after the transforms."""
-        return self._chain.topic_names.get(topic, topic)
-
-    def _index(self, topic: str) -> str:
-        """The index of a topic's records: the name that the connector made, with a placeholder for their time."""
-        routed = self._routed(topic)
-        name = self._mapped().get(routed) or _index_name(routed)
-        time = f"{{timestamp:{self._chain.time_format}}}"
-        return name.replace(ANY_TOPIC, "{topic}").replace(RECORD_TIME, time)
-
-    def _indices(self) -> str | dict[str, str]:
-        """The index of all topics; by topic where no name with ``{topic}`` is that of each."""
-        first, *others = self._topics or [""]
-        if not others:
-            return self._index(first)
-        indices = {topic: self._index(topic) for topic in self._topics}
-        pattern = indices[first].replace(first, "{topic}")
-        is_of_all = all(pattern.replace("{topic}", topic) == index for topic, index in indices.items())
-        return pattern if is_of_all else indices
-
     def _check_pattern(self) -> None:
-        """What the connector did with the topics that it found, and a definition can do only if it knows them."""
-        given, index = self._given["topics.regex"], self._index("")
-        known = "give --topics with the names of the topics"
+        """What the connector did with the topics that it found, and a stream can do only if they are known."""
         if self._why_apart is not None:
             taken = " (here the record's time is taken)" if _BY_TIME in self._ids.values() else ""
-            self._answers["topics.regex"] = undecided(f"{self._why_apart}{taken}: {known} for a stream for each")
-        elif "{topic}" in index and (_CAPITALS.search(given) or (index[0] == "{" and _DROPPED_FIRST.match(given))):
-            self._answers["topics.regex"] = undecided(
-                "the connector made small letters of capital ones, and left out a - or _ at the beginning; here the "
-                f"records of such a topic are dead letters: {known} for a mapping"
-            )
-        for name in self._index_mappings():
-            if self._pairs(name):
-                self._answers[name] = undecided(f"it names indices of some topics that are found: {known}")
+            self._answers["topics.regex"] = undecided(f"{self._why_apart}{taken}: {GIVE_TOPICS} for a stream for each")
         if self._listed("topic.key.ignore") and not self._is("key.ignore"):
-            self._answers["topic.key.ignore"] = undecided(f"it is about some topics that are found: {known}")
-
-    def _check_indices(self) -> str | None:
-        """Why records without a value cannot delete from these indices."""
-        try:
-            return problem_of_deletions(parse_index(self._indices()))
-        except ValueError as error:
-            self._answers["topics" if "topics" in self._given else "topics.regex"] = undecided(
-                f"the index that the transforms make of it {error}. Name another"
-            )
-            return None
-
-    def _index_mappings(self) -> list[str]:
-        """The properties that map topics to indices, and that the connector reads."""
-        read = [
-            name
-            for name, condition in _MAPPINGS.items()
-            if condition is None or self._given.get(condition, "none").lower() not in ("none", "disabled")
-        ]
-        return [*read, *(["topic.index.map"] if self._connector.family is Family.AIVEN else [])]
-
-    def _mapped(self) -> dict[str, str]:
-        """The indices that the properties name for topics."""
-        given = self._given
-        mapped = {
-            given[f"index{number}.topic"].strip(): given.get(f"index{number}.name", "").strip()
-            for number in range(1, 6)
-            if f"index{number}.topic" in given
-        }
-        for name in self._index_mappings():
-            mapped |= self._pairs(name)
-        if self._connector.family is Family.AIVEN:
-            return mapped
-        for topic, index in self._pairs("topic.index.map").items():
-            if index != mapped.get(topic, _index_name(topic)):
-                why = f"the connector has not read it since its version 11: {topic!r} went to {_index_name(topic)!r}"
-                self._answers["topic.index.map"] = undecided(f"{why}, as here")
-        return mapped
-
-    def _pairs(self, name: str) -> dict[str, str]:
-        pairs = [pair.rsplit(":", 1) for pair in self._listed(name)]
-        return {pair[0].strip(): pair[1].strip() for pair in pairs if len(pair) == 2}
+            self._answers["topic.key.ignore"] = undecided(f"it is about some topics that are found: {GIVE_TOPICS}")
 
     def _has_key_ids(self, topic: str) -> bool:
         if self._connector.family is Family.CONFLUENT_CLOUD_OPENSEARCH or self._is("use.autogenerated.ids"):
             return False
-        if not (self._is("key.ignore") or self._routed(topic) in self._listed("topic.key.ignore")):
+        if not (self._is("key.ignore") or self._indices.routed(topic) in self._listed("topic.key.ignore")):
             return True
         return self._given.get("key.ignore.id.strategy", "").strip().lower() == "record.key"
 
@@ -297,10 +220,10 @@ class _Defined:
         renamed = [
             topic
             for topic, by_key in self._by_key.items()
-            if not by_key and self._routed(topic) != (topic or ANY_TOPIC)
+            if not by_key and self._indices.routed(topic) != (topic or ANY_TOPIC)
         ]
         if renamed:
-            topic, routed = renamed[0] or ANY_TOPIC, self._routed(renamed[0])
+            topic, routed = renamed[0] or ANY_TOPIC, self._indices.routed(renamed[0])
             why = (
                 f"ids begin with the topic, here {topic!r} and the connector's with {routed!r}: "
                 "records that it wrote would be written again under other ids; take another index, or empty this one"
@@ -433,10 +356,10 @@ class _Defined:
         timeout = self._number("read.timeout.ms", 1, 86_400_000)
         return _arguments(
             connection=_quoted(SEARCH),
-            index="index" if self._apart else _quoted(self._indices()),
+            index="index" if self._apart else _quoted(self._indices.of_all()),
             max_indices=_quoted(min(1000, len(self._topics))) if len(self._topics) > 100 and not self._apart else None,
-            create_index="False" if self._uses_existing() else None,
-            require_alias="True" if self._uses_aliases() else None,
+            create_index="False" if self._indices.exist() else None,
+            require_alias="True" if self._indices.are_aliases() else None,
             document_ids="ids" if len(ids) > 1 else ids[0],
             tombstones=self._tombstones(len(ids) > 1),
             dead_letter_topic=self._dead_letter_topic(),
@@ -455,23 +378,14 @@ class _Defined:
             return 'KeyIds(version_from="version")'
         return "KeyIds()" if self._topics else _BY_TIME
 
-    def _uses_aliases(self) -> bool:
-        usage = ("external.resource.usage", "existing.resource.type", "resource.type")
-        return any(self._given.get(name, "").strip().lower() in ("alias_index", "index_alias") for name in usage)
-
-    def _uses_existing(self) -> bool:
-        existing = [self._given.get(name, "") for name in ("external.resource.usage", "existing.resource.type")]
-        named = any(each.strip().lower() in ("index", "alias_index", "index_alias") for each in existing)
-        return named or not self._is("auto.create", "true")
-
     def _tombstones(self, mixed: bool) -> str:
         default = "ignore" if self._connector.family in (Family.AIVEN, Family.AIVEN_OPENSEARCH) else "fail"
         given = self._given.get("behavior.on.null.values", self._given.get("index1.behavior.on.null.values", default))
         match given.strip().lower():
             case _ if self._chain.drops_deletions:
                 return _quoted("ignore")
-            case "delete" if self._uses_keys and self._no_deletions:
-                why = f"{self._no_deletions}. Here such a record is a dead letter"
+            case "delete" if self._uses_keys and self._indices.no_deletions:
+                why = f"{self._indices.no_deletions}. Here such a record is a dead letter"
                 self._answers["behavior.on.null.values"] = undecided(why)
                 return _quoted("dead_letter")
             case "delete" if mixed:
@@ -547,13 +461,13 @@ class _Defined:
         if not self._apart:
             return [f"stream = {stream[0]}", *stream[1:], "", "receiver, batches = stream_dags(stream)"]
         names = _stream_names(self._name, self._topics)
-        by_key = [self._index(topic) for topic in self._topics if self._by_key[topic]]
+        by_key = [self._indices.of(topic) for topic in self._topics if self._by_key[topic]]
         if shared := [index for index in by_key if by_key.count(index) > 1]:
             why = f"topics share the index {shared[0]!r}, and offsets do not say which topic's value of a key is newer"
             self._answers["topics"] = undecided(why)
         mixed = len(set(self._ids.values())) > 1
         rows = [
-            [*map(_quoted, (name, topic, self._index(topic))), *([self._ids[topic]] if mixed else [])]
+            [*map(_quoted, (name, topic, self._indices.of(topic))), *([self._ids[topic]] if mixed else [])]
             for name, topic in zip(names, self._topics, strict=True)
         ]
         return [
@@ -678,17 +592,6 @@ def _client_value(text: str) -> str | int | bool:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else text
-
-
-# A pattern that asks for capital letters, and one that begins with what the connectors leave out of an index.
-_CAPITALS = re.compile(r"(?<!\\)[A-Z]|\(\?[a-z]*i")
-_DROPPED_FIRST = re.compile(r"[\^(]*[-_]")
-
-
-def _index_name(topic: str) -> str:
-    """The index that the connectors make of a topic's name."""
-    name = topic.lower()[:255]
-    return name[1:] if name.startswith(("-", "_")) else name
 
 
 def _identifier(name: str) -> str:
