@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,7 +267,7 @@ def test_events_are_followed_oldest_first_a_json_object_a_line(stream: Stream, m
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr("headrace.cli.events.time", SimpleNamespace(**{**vars(time), "sleep": interrupt}))
     lines = run(stream, "events", "list", "shop", "--follow", "--json").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["stream_registered", "job_started", "batch_allocated"]
 

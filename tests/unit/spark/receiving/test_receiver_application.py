@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,7 +218,8 @@ def test_a_cluster_whose_executors_come_one_by_one_is_waited_for(
 ) -> None:
     seen = [1, 1, 4]
     monkeypatch.setattr(receiver_application, "task_slots", lambda context: seen.pop(0))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    no_sleep = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+    monkeypatch.setattr(receiver_application, "time", no_sleep)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     slots = receiver_application._await_task_slots(spark, 2)
     assert (slots, 3 - len(seen)) == (4 if looks == 3 else 1, looks)
