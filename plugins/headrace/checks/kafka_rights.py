@@ -34,6 +34,8 @@ _SECONDS = 5.0
 _STEP_SECONDS = 1.0
 _READING = (AclOperation.DESCRIBE, AclOperation.READ)
 _WRITING = (AclOperation.DESCRIBE, AclOperation.WRITE)
+# By its settings it is known whether the topic is compacted.
+_LETTERS = (*_WRITING, AclOperation.DESCRIBE_CONFIGS)
 _REFUSED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -56,7 +58,7 @@ def check_kafka_rights(stream: Stream) -> Iterator[Checked]:
     for indexed in stream.elasticsearch_outputs:
         if indexed.dead_letter_topic is not None:
             letters = topic_of(indexed.dead_letter_topic, indexed.id)
-            yield from _check(f"output {indexed.id}, dead letters", letters, _WRITING, None, ())
+            yield from _check(f"output {indexed.id}, dead letters", letters, _LETTERS, None, ())
 
 
 def _check(

@@ -23,6 +23,8 @@ from headrace.cli.options import (
 from headrace.cli.output import echo, print_json, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.checks.connecting import CheckedColumns
     from headrace.elasticsearch.document_mapping import MappingBody
     from headrace.errors import HeadraceError
@@ -90,7 +92,8 @@ def mapping(
     fields = document_fields(known.columns)
     check_names(declared.id, fields)
     names = declared.names
-    called = _name_of(kind, names, declared.id, declared.dead_letters) or declared.step
+    letters = [each.dead_letters for each in stream.elasticsearch_outputs if each.dead_letters]
+    called = _name_of(kind, names, declared.id, letters) or declared.step
     body = kind.body(names.patterns, index_body(fields, as_recorded=known.as_recorded))
     shown = {"output": declared.id, "index": names.text, "path": kind.path(called), "body": body}
     if not apply:
@@ -115,9 +118,8 @@ def mapping(
         raise typer.Exit(1)
 
 
-def _name_of(kind: MappingBody, names: IndexNames, output_id: str, letters: str) -> str:
-    """The name of the index or template; "" if that is the output's. ``letters``: the dead-letter index, "" if there is
-    none.
+def _name_of(kind: MappingBody, names: IndexNames, output_id: str, letters: Sequence[str]) -> str:
+    """The name of the index or template; "" if that is the output's. ``letters``: the stream's dead-letter indices.
 
     Raises MappingError if this kind cannot be for the output's indices.
     """
@@ -131,13 +133,21 @@ def _name_of(kind: MappingBody, names: IndexNames, output_id: str, letters: str)
             f"Output {output_id} has an index for each record, {names.text}, so there is no one index to create.",
             remedy="Make a template for all of them, with --as index-template or --as component-template.",
         )
-    met = [pattern for pattern in names.patterns if letters and fnmatchcase(letters, pattern)]
-    if kind is MappingBody.INDEX_TEMPLATE and met:
+    if kind is MappingBody.COMPONENT_TEMPLATE:
+        return names.common
+    if any(pattern.startswith("*") for pattern in names.patterns):
         raise MappingError(
-            f"A template for {met[0]} would also be for the dead letters of output {output_id}, in "
-            f"{letters}, whose mapping is another.",
-            remedy="Give the output a dead_letter_index of another form; or make a component template, and name it in "
-            "an index template of your own.",
+            f"A template for the indices of output {output_id}, {names.text}, would be for others of the cluster too: "
+            "their names have no text at their beginning.",
+            remedy="Begin the name with a text; or make a component template, and name it in index templates of your "
+            "own.",
+        )
+    met = [(pattern, name) for pattern in names.patterns for name in letters if fnmatchcase(name, pattern)]
+    if met:
+        raise MappingError(
+            f"A template for {met[0][0]} would also be for dead letters, in {met[0][1]}, whose mapping is another.",
+            remedy="Give their output a dead_letter_index of another form; or make a component template, and name it in"
+            " an index template of your own.",
         )
     return names.common
 

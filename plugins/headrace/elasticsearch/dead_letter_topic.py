@@ -342,9 +342,10 @@ class _SeenRecords:
             if self.wanted.matches(headers[_ID], letter.fields()):
                 self.letters[version] = letter
         elif kind == REPLAYED:
-            self.notes[version] = {"replayed_at": int(headers[_AT])}
+            self.notes.setdefault(version, {})["replayed_at"] = int(headers[_AT])
         elif kind == REFUSED:
-            self.notes[version] = {"reason": fields["reason"]}
+            # Of two replays at once, one may have written the document.
+            self.notes.setdefault(version, {})["reason"] = fields["reason"]
 
     def newest(self) -> Iterable[_Seen]:
         """The newest version of each letter among those that are not withdrawn."""
@@ -393,6 +394,8 @@ class TopicLetters(KeptLetters):
                 "group.id": "headrace-dead-letters",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                # Letters are in no transaction, and another producer's open one must not hide those behind it.
+                "isolation.level": "read_uncommitted",
                 # What retention removes meanwhile is left out.
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 100,
@@ -546,7 +549,8 @@ def _note(letter: StoredLetter, changed: Mapping[str, Any]) -> LetterRecord:
             "headrace.attempt": letter.fields.get("attempt"),
             "headrace.began": letter.fields["began"],
             _AT: changed.get("replayed_at") or SystemClock().now_ms(),
-            **({_REASON_TYPE: reason["type"], _REASON_TEXT: reason["text"]} if reason else {}),
+            # A note must fit where the letter did.
+            **({_REASON_TYPE: reason["type"], _REASON_TEXT: reason["text"][:_SLIM_CHARACTERS]} if reason else {}),
         }
     )
     return LetterRecord(None, None, headers, partition=letter.version[0])

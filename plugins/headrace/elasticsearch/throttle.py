@@ -22,6 +22,7 @@ RECOVERY = 1 / 16
 SLOW = 1 / 4
 """An answer is slow from this part of ``request_timeout_seconds`` on."""
 
+_GIVEN_UP = "Indexing was given up, since another request failed."
 _TOO_MANY_REQUESTS = 429
 # With status 429 a server also refuses to write to an index that is read-only because the disk is full.
 _BLOCK = "cluster_block_exception"
@@ -85,15 +86,22 @@ class Throttle:
 
         Raises IndexingCancelledError when cancelled meanwhile.
         """
-        while (left := self._paused_until - self._clock.monotonic()) > 0:
-            with self.waited.counted():
-                if self._clock.wait(self._cancelled, left):
-                    raise IndexingCancelledError("Indexing was given up, since another request failed.")
+        self._wait_for_pause()
         if self.share == 1:
             yield
             return
         with self._one_at_a_time:
+            # The requests before this one may have been given up, or been told to wait.
+            if self._cancelled.is_set():
+                raise IndexingCancelledError(_GIVEN_UP)
+            self._wait_for_pause()
             yield
+
+    def _wait_for_pause(self) -> None:
+        while (left := self._paused_until - self._clock.monotonic()) > 0:
+            with self.waited.counted():
+                if self._clock.wait(self._cancelled, left):
+                    raise IndexingCancelledError(_GIVEN_UP)
 
     def pause(self, seconds: float) -> None:
         """Let the task send nothing for so long: the server has named the time (Retry-After)."""
@@ -156,7 +164,7 @@ class Ceiling:
         if left > 0:
             with self.waited.counted():
                 if self._clock.wait(self._cancelled, left):
-                    raise IndexingCancelledError("Indexing was given up, since another request failed.")
+                    raise IndexingCancelledError(_GIVEN_UP)
         return self._transport.request(method, path, body)
 
     def close(self) -> None:

@@ -78,12 +78,19 @@ def test_indices_that_records_name_have_a_template(tmp_path: Path) -> None:
     assert (told["index"], told["path"]) == ("logs-{timestamp:%Y.%m.%d}", "/_index_template/logs")
     assert "there is no one index to create" in run(stream).stderr
     of_letters = run(make(tmp_path, outputs=output()), "--as", "index-template")
-    letters = DeadLetterTopic(topic="letters", bootstrap_servers=CLOSED)
-    every = ElasticsearchOutput(hosts=f"http://{CLOSED}", index="{topic}", dead_letter_topic=letters)
-    told = json.loads(run(make(tmp_path, outputs=every), "--as", "index-template", "--json").stdout)
-    assert (told["body"]["index_patterns"], told["path"]) == (["*"], "/_index_template/elasticsearch")
     assert of_letters.exit_code == 1
-    assert "would also be for the dead letters of output elasticsearch, in logs-dead-letters" in of_letters.stderr
+    assert "would also be for dead letters, in logs-dead-letters" in of_letters.stderr
+
+
+def test_no_template_is_for_all_indices_of_the_cluster(tmp_path: Path) -> None:
+    letters = DeadLetterTopic(topic="refused", bootstrap_servers=CLOSED)
+    output = ElasticsearchOutput(hosts=f"http://{CLOSED}", index="{topic}", dead_letter_topic=letters)
+    stream = make(tmp_path, outputs=output)
+    refused = run(stream, "--as", "index-template", "--apply")
+    assert refused.exit_code == 1
+    assert "would be for others of the cluster too" in refused.stderr
+    part = json.loads(run(stream, "--as", "component-template", "--json").stdout)
+    assert part["path"] == "/_component_template/elasticsearch"
 
 
 def test_a_decoded_document_has_its_own_form(tmp_path: Path) -> None:

@@ -538,6 +538,32 @@ def test_a_throttling_server_gets_all_documents_over_http(make_options: Any, mak
     assert IndexingCounts.from_dict(counts.to_dict()) == counts
 
 
+@pytest.mark.parametrize("moment", ["given up", "told to wait"])
+def test_a_request_whose_turn_comes_looks_again(moment: str, clock: Any) -> None:
+    """At what happened to the requests before it."""
+    cancelled = threading.Event()
+    throttle = Throttle(max_seconds=300, timeout_seconds=60, clock=clock, cancelled=cancelled)
+    throttle.rejected(1.0)
+    begun: list[float] = []
+    ended: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            with throttle.turn():
+                begun.append(clock.monotonic())
+        except IndexingCancelledError as error:
+            ended.append(error)
+
+    other = threading.Thread(target=second)
+    with throttle.turn():
+        other.start()
+        other.join(0.05)
+        cancelled.set() if moment == "given up" else throttle.pause(17)
+    other.join(20)
+    assert (len(ended), len(begun)) == ((1, 0) if moment == "given up" else (0, 1))
+    assert not begun or begun[0] >= 17
+
+
 def test_one_request_at_a_time_while_throttled() -> None:
     throttle = Throttle(max_seconds=300, timeout_seconds=60, clock=SystemClock(), cancelled=threading.Event())
     throttle.rejected(1.0)
