@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 MAX_NAME_BYTES = 255
+_MAX_MAPPING_BYTES = 8_000
+"""Each dead letter repeats the mapping, as a keyword, of which the server takes no more than 32,766 bytes."""
 UTC = "UTC"
 _FORBIDDEN = '\\/*?"<>| ,#:'
 _FORBIDDEN_FIRST = "-_+"
@@ -171,7 +173,13 @@ def parse_index(index: str | Mapping[str, str], zone: str = UTC) -> IndexNames:
             by_topic.append((topic, _template(name)))
         except ValueError as error:
             raise ValueError(f"for topic {topic!r} {error}") from None
-    return IndexNames(json.dumps(dict(index), ensure_ascii=False), by_topic=tuple(by_topic), zone=zone)
+    text = json.dumps(dict(index), ensure_ascii=False)
+    if (size := len(text.encode())) > _MAX_MAPPING_BYTES:
+        raise ValueError(
+            f"is a mapping of {len(index)} topics with {size:,} bytes as JSON, more than {_MAX_MAPPING_BYTES:,}, and each "
+            "dead letter repeats it; name the index by {topic}, or divide the topics among several streams"
+        )
+    return IndexNames(text, by_topic=tuple(by_topic), zone=zone)
 
 
 def check_zone(zone: str) -> str:

@@ -73,6 +73,13 @@ def test_a_wrong_name_of_a_mapping_is_refused_with_its_topic() -> None:
         parse_index({})
 
 
+def test_a_mapping_that_no_dead_letter_could_hold_is_refused() -> None:
+    mapping = {"é" * 1_000: "x", "b" * 5_980: "y"}
+    assert len(parse_index(mapping).text.encode()) == 7_998
+    with pytest.raises(ValueError, match=r"2 topics with 8,001 bytes .* name the index by \{topic\}, or divide"):
+        parse_index({**mapping, "b" * 5_980: "zzzz"})
+
+
 @pytest.mark.parametrize("name", ["", "A", "a b", "a/b", "a\\b", "a*", "a?", 'a"', "a<", "a>", "a|", "a,", "a#", "a:"])
 def test_a_name_that_the_server_refuses_is_illegal(name: str) -> None:
     assert illegal_name(name)
