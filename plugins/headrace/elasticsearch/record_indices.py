@@ -25,6 +25,7 @@ from headrace.formats.index_names import DIRECTIVES, IndexNames, Placeholder, Te
 MISSING_INDEX = "missing_index"
 ILLEGAL_INDEX = "illegal_index"
 
+_TOPIC = Placeholder("topic")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE = {"s": 60, "ms": 60_000, "us": 60_000_000, "ns": 60_000_000_000}
 _CHARACTERS_SHOWN = 200
@@ -90,19 +91,27 @@ def _problem(name: str, names: IndexNames, options: IndexingOptions) -> str | No
 
 def _filled(values: dict[Placeholder, _Values], names: IndexNames, number: int) -> Any:
     """The name of each row (large_string); null where a part is missing or empty."""
+    texts = {placeholder: each.texts for placeholder, each in values.items()}
     if names.template:
-        return _joined(names.template, values, number)
-    topics = values[Placeholder("topic")].texts
-    found: Any = pa.nulls(number, pa.large_string())
-    for topic, template in names.by_topic:
-        found = pc.if_else(pc.equal(topics, topic), _joined(template, values, number), found)
-    return found
+        return _joined(names.template, texts, number)
+    topics = texts[_TOPIC].dictionary_encode()
+    codes = pc.fill_null(topics.indices, -1).to_numpy(zero_copy_only=False)
+    by_topic, found = dict(names.by_topic), [pa.nulls(0, pa.large_string())]
+    places, end = np.full(number, -1, np.int64), 0
+    # A mapping may have many topics, and the rows few of them.
+    for code, topic in enumerate(topics.dictionary.to_pylist()):
+        if (template := by_topic.get(topic)) is not None:
+            rows = np.flatnonzero(codes == code)
+            taken = {part: texts[part].take(pa.array(rows)) for part in template if isinstance(part, Placeholder)}
+            found.append(_joined(template, taken, len(rows)))
+            places[rows] = np.arange(end, end := end + len(rows))
+    return pa.concat_arrays(found).take(pa.array(places, mask=places < 0))
 
 
-def _joined(template: tuple[str | Placeholder, ...], values: dict[Placeholder, _Values], number: int) -> Any:
-    parts = [pa.scalar(part, pa.large_string()) if isinstance(part, str) else values[part].texts for part in template]
+def _joined(template: Template, texts: dict[Placeholder, Any], number: int) -> Any:
+    parts = [pa.scalar(part, pa.large_string()) if isinstance(part, str) else texts[part] for part in template]
     if not any(isinstance(part, Placeholder) for part in template):
-        return pa.array([template[0]] * number, pa.large_string())
+        return pa.repeat(parts[0], number)
     return pc.binary_join_element_wise(*parts, pa.scalar("", pa.large_string()))
 
 
@@ -110,8 +119,8 @@ def _missing(values: dict[Placeholder, _Values], names: IndexNames, row: int) ->
     """Why the row has no name."""
     template: Template | None = names.template
     if not template:
-        topic = values[Placeholder("topic")].texts[row].as_py()
-        template = (Placeholder("topic"),) if topic is None else names.template_of(topic)
+        topic = values[_TOPIC].texts[row].as_py()
+        template = (_TOPIC,) if topic is None else names.template_of(topic)
         if template is None:
             return Reason(MISSING_INDEX, f"the output names no index for topic {topic!r}")
     part = next(part for part in template if isinstance(part, Placeholder) and not values[part].texts[row].is_valid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import date, datetime
 from typing import Any
 
@@ -51,6 +52,25 @@ def test_a_mapping_gives_each_topic_its_index() -> None:
         "[missing_index: {tenant} is null or empty]",
         "[missing_index: the output names no index for topic 'c']",
     ]
+
+
+def test_topics_that_take_turns_keep_their_rows() -> None:
+    rows = pa.record_batch({"topic": ["b", "a", None, "b", "a", "b"], "n": [0, 1, 2, 3, None, 5]})
+    found = names_of(rows, {"a": "x-{n}", "b": "y-{n}-{topic}"})
+    assert [each for each in found if each[0] != "["] == ["y-0-b", "x-1", "y-3-b", "y-5-b"]
+    assert [found[2], found[4]] == [f"[missing_index: {{{part}}} is null or empty]" for part in ("topic", "n")]
+
+
+def test_names_are_made_for_the_topics_of_the_rows_only() -> None:
+    options = options_of({str(number): f"x-{number}" for number in range(100)})
+    rows, calls = one("topic", "7", "7"), list[str]()
+    sys.setprofile(lambda _, event, __: calls.append(event))
+    try:
+        found = row_names(rows, options)
+    finally:
+        sys.setprofile(None)
+    assert (found.names, found.codes.tolist()) == (["x-7"], [0, 0])
+    assert calls.count("c_call") + calls.count("call") < 10 * 100, "not some for each topic of the mapping"
 
 
 @pytest.mark.parametrize(
