@@ -20,7 +20,7 @@ from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.verdicts import Reason
-from headrace.formats.index_names import DIRECTIVES, IndexNames, Placeholder, Template, illegal_name
+from headrace.formats.index_names import DIRECTIVES, IndexNames, Placeholder, Template, begins_with_dot, illegal_name
 
 MISSING_INDEX = "missing_index"
 ILLEGAL_INDEX = "illegal_index"
@@ -60,10 +60,15 @@ def row_names(batch: pa.RecordBatch, options: IndexingOptions) -> RowNames:
     found = _filled(values, names, taken.num_rows)
     encoded = found.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
-    problems = {code: why for code, name in enumerate(distinct) if (why := _problem(name, names, options)) is not None}
+    problems = {code: why for code, name in enumerate(distinct) if (why := _problem(name, options)) is not None}
+    hidden = [code for code, name in enumerate(distinct) if name.startswith(".") and code not in problems]
     of_rows = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     rejected: dict[int, Reason] = {}
-    for row in np.flatnonzero((of_rows < 0) | np.isin(of_rows, list(problems))).tolist():
+    refused = np.isin(of_rows, list(problems))
+    if hidden:
+        refused |= np.isin(of_rows, hidden) & ~_begins_with_dot(values, names, taken.num_rows)
+        problems |= {code: f"{distinct[code]!r} begins with a dot, as the indices of the server do" for code in hidden}
+    for row in np.flatnonzero((of_rows < 0) | refused).tolist():
         code = int(of_rows[row])
         reason = _missing(values, names, row) if code < 0 else Reason(ILLEGAL_INDEX, problems[code])
         rejected[int(rows[row])] = reason
@@ -78,15 +83,21 @@ def _not_rejected(batch: pa.RecordBatch) -> Any:
     return pc.indices_nonzero(pc.is_null(batch.column(columns.REJECTED_BECAUSE))).to_numpy()
 
 
-def _problem(name: str, names: IndexNames, options: IndexingOptions) -> str | None:
+def _problem(name: str, options: IndexingOptions) -> str | None:
     shown = repr(name if len(name) <= _CHARACTERS_SHOWN else f"{name[:_CHARACTERS_SHOWN]}…")
     if (why := illegal_name(name)) is not None:
         return f"{shown} is no name for an index: {why}"
     if name in options.letters_names:
         return f"{shown} is the index of dead letters"
-    if name.startswith(".") and not any(str(template[0]).startswith(".") for template in names.templates):
-        return f"{shown} begins with a dot, as the indices of the server do"
     return None
+
+
+def _begins_with_dot(values: dict[Placeholder, _Values], names: IndexNames, number: int) -> Any:
+    """Whether the definition's name for each row begins with a dot (bool array)."""
+    if names.template:
+        return np.full(number, begins_with_dot(names.template))
+    topics = [topic for topic, template in names.by_topic if begins_with_dot(template)]
+    return pc.is_in(values[_TOPIC].texts, pa.array(topics, pa.large_string())).to_numpy(zero_copy_only=False)
 
 
 def _filled(values: dict[Placeholder, _Values], names: IndexNames, number: int) -> Any:

@@ -82,6 +82,11 @@ Template = tuple[str | Placeholder, ...]
 """The parts of a name: texts, and placeholders between them."""
 
 
+def begins_with_dot(template: Template) -> bool:
+    """Whether the definition itself names a hidden index; no record may, since the server's own are named so."""
+    return str(template[0]).startswith(".")
+
+
 @dataclass(frozen=True, slots=True)
 class IndexNames:
     """The index of each row: one template for all, or one for each topic of a mapping. Spark pickles it."""
@@ -250,6 +255,8 @@ def _placeholder(found: re.Match[str]) -> Placeholder:
         if name == "timestamp":
             raise ValueError(f"has {found[0]} without a format; write for example {_DAY}")
         return placeholder
+    if name == "topic":
+        raise ValueError(f"has {found[0]!r}: a topic is no time; write {{topic}}, or {_DAY} for the record's time")
     known = _DIRECTIVE.findall(time_format)
     if not known or any(each not in DIRECTIVES for each in known) or name.startswith(_HEADER):
         raise ValueError(

@@ -150,6 +150,16 @@ def test_an_illegal_name_is_a_dead_letter_and_not_changed() -> None:
     assert names_of(one("tenant", "kibana"), ".{tenant}") == [".kibana"]
 
 
+def test_a_dot_of_one_topics_name_allows_none_to_others() -> None:
+    rows = pa.record_batch({"topic": ["audit", "orders", "orders"], "tenant": ["x", ".audit", ".security-7"]})
+    found = names_of(rows, {"audit": ".audit", "orders": "{tenant}"})
+    assert found == [
+        ".audit",
+        "[illegal_index: '.audit' begins with a dot, as the indices of the server do]",
+        "[illegal_index: '.security-7' begins with a dot, as the indices of the server do]",
+    ]
+
+
 def test_the_index_of_dead_letters_is_no_index_of_a_row() -> None:
     rows = one("tenant", "clicks-dead-letters")
     found = names_of(rows, "{tenant}", letters_names=frozenset({"clicks-dead-letters"}))

@@ -54,6 +54,7 @@ def test_a_mapping_has_a_name_for_each_topic() -> None:
         ("{timestamp:%y}", "a format of %Y, %m, %d"),
         ("{timestamp:}", "a format of"),
         ("{header.day:%Y}", r"such as \{timestamp:%Y.%m.%d\}"),
+        ("{topic:%Y}", "a topic is no time; write {topic}"),
         ("{timestamp:%Y/%m}", r"it has / in \{timestamp:%Y/%m\}"),
         ("{timestamp:%YW%V}", "capital letters in"),
         ("-{topic}", "begins with -"),
