@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy
 from headrace.elasticsearch.verdicts import Reason
 from headrace.formats.index_names import DIRECTIVES, IndexNames, Placeholder, Template, begins_with_dot, illegal_name
 
@@ -46,13 +46,14 @@ class RowNames:
 def row_names(batch: pa.RecordBatch, options: IndexingOptions) -> RowNames:
     """The names of the indices of these rows (columns as in ``columns``).
 
-    Rows that a decoder or the transform has rejected have none: they may not have the columns either.
+    Rows that a decoder or the transform has rejected have none: they may not have the columns either. Nor have records
+    without a value that are ignored: nothing goes there.
 
     Raises UnsuitableRowsError if a column is missing, or is of a type that makes no text or time.
     """
     names = options.names or IndexNames(options.target.name, (options.target.name,))
     codes = np.full(batch.num_rows, -1, np.int64)
-    rows = _not_rejected(batch)
+    rows = _written(batch, options)
     if not len(rows):
         return RowNames([], codes, {})
     taken = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
@@ -77,10 +78,16 @@ def row_names(batch: pa.RecordBatch, options: IndexingOptions) -> RowNames:
     return RowNames(distinct, codes, rejected)
 
 
-def _not_rejected(batch: pa.RecordBatch) -> Any:
-    if columns.REJECTED_BECAUSE not in batch.schema.names:
-        return np.arange(batch.num_rows)
-    return pc.indices_nonzero(pc.is_null(batch.column(columns.REJECTED_BECAUSE))).to_numpy()
+def _written(batch: pa.RecordBatch, options: IndexingOptions) -> Any:
+    """The numbers of the rows that are to be written."""
+    written = np.ones(batch.num_rows, bool)
+    if columns.REJECTED_BECAUSE in batch.schema.names:
+        written &= batch.column(columns.REJECTED_BECAUSE).is_null().to_numpy(zero_copy_only=False)
+    document = columns.document_column(batch.schema.names)
+    # Spark's rows have no documents while their names are read: it has left these records out.
+    if options.tombstones is TombstonePolicy.IGNORE and document in batch.schema.names:
+        written &= batch.column(document).is_valid().to_numpy(zero_copy_only=False)
+    return np.flatnonzero(written)
 
 
 def _problem(name: str, options: IndexingOptions) -> str | None:

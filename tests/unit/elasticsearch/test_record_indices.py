@@ -199,6 +199,18 @@ def test_distinct_names_are_bounded_and_all_rows_are_taken() -> None:
     assert next(batches, None) is None
 
 
+@pytest.mark.parametrize(("tombstones", "names"), [("ignore", ["a"]), ("dead_letter", ["a", "gone"])])
+def test_an_ignored_record_without_a_value_needs_no_index(
+    tombstones: str, names: list[str], make_rows: MakeRows
+) -> None:
+    """An index that is missing, and may not be created, fails the batch."""
+    rows = make_rows([{}, None], tenant=pa.array(["a", "gone"]))
+    options = options_of("{tenant}", create_index=False, tombstones=tombstones)
+    assert distinct_names([rows], options, 10) == names
+    preparation = prepare_rows(rows, at(options, *names))
+    assert (len(preparation.prepared or ()), preparation.ignored_tombstones) == (1, 2 - len(names))
+
+
 def at(options: IndexingOptions, *names: str) -> IndexingOptions:
     return options.with_targets(map(options.target.at, names))
 
