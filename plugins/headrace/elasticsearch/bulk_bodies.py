@@ -189,7 +189,7 @@ def prepare_rows(
     ``identities``: where the rows' documents go, if it is known; by default it is computed from the rows.
     """
     identities = identities or identify(batch, options)
-    documents = as_lines(batch.column(document_column(batch)))
+    documents = as_lines(batch.column(columns.document_column(batch.schema.names)))
     tombstones = pc.is_null(documents.lines) if documents.lines.null_count else None
     rejected = identities.rejected | documents.rejected
     events = _events_without_rows(batch, identities, options, tombstones, rejected)
@@ -277,11 +277,6 @@ def _events_without_rows(
         rejected.pop(row, None)
     rejected |= events.letters
     return events
-
-
-def document_column(batch: pa.RecordBatch) -> str:
-    """The name of the column that holds the documents."""
-    return columns.DOCUMENT if columns.DOCUMENT in batch.schema.names else columns.VALUE
 
 
 def rejected_before(batch: pa.RecordBatch) -> dict[int, Reason]:

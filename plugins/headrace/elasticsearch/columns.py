@@ -24,7 +24,7 @@ those of which the name of the index is made. Other columns are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 TOPIC = "topic"
 PARTITION = "partition"
@@ -46,6 +46,11 @@ CHANGE_SOURCE = "source"
 UNKNOWN_INCARNATION = 0
 
 COORDINATES = (TOPIC, PARTITION, OFFSET)
+
+
+def document_column(names: Collection[str]) -> str:
+    """The name of the column that holds the documents, of rows with these columns."""
+    return DOCUMENT if DOCUMENT in names else VALUE
 
 
 def id_column(number: int) -> str:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.elasticsearch import columns
-from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE, TOMBSTONE, PreparedRows, document_column
+from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE, TOMBSTONE, PreparedRows
 from headrace.elasticsearch.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
@@ -179,9 +179,9 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
     def cell(name: str) -> Any:
         return batch.column(name)[row].as_py() if name in names else None
 
-    document = _as_bytes(cell(document_column(batch)))
+    document = _as_bytes(cell(columns.document_column(batch.schema.names)))
     original: OriginalRecord | None = None
-    untouched = document_column(batch) == columns.VALUE
+    untouched = columns.document_column(batch.schema.names) == columns.VALUE
     if untouched:
         headers = _headers(cell(columns.HEADERS))
         original = OriginalRecord(_as_bytes(cell(columns.KEY)), document, headers, _timestamp_ms(batch, row))
@@ -224,7 +224,7 @@ def _row_id(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> str:
     record = str(record_ids(one)[0])
     if options.document_id is DocumentIdKind.COLUMNS:
         return f"{record}+row+{_digest(options.batch_time_ms, one.to_pylist())}"
-    if options.document_id is DocumentIdKind.KEY and document_column(batch) == columns.DOCUMENT:
+    if options.document_id is DocumentIdKind.KEY and columns.document_column(batch.schema.names) == columns.DOCUMENT:
         return f"{record}+key+{_digest(one.column(columns.KEY).to_pylist())}"
     if options.id_columns:
         return f"{record}~{quote(str(row_parts(one, options, {})[0]), safe='+')}"

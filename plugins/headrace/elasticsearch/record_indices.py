@@ -18,13 +18,14 @@ import pyarrow.compute as pc
 
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy
 from headrace.elasticsearch.verdicts import Reason
-from headrace.formats.index_names import DIRECTIVES, IndexNames, Placeholder, Template, illegal_name
+from headrace.formats.index_names import DIRECTIVES, IndexNames, Placeholder, Template, begins_with_dot, illegal_name
 
 MISSING_INDEX = "missing_index"
 ILLEGAL_INDEX = "illegal_index"
 
+_TOPIC = Placeholder("topic")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE = {"s": 60, "ms": 60_000, "us": 60_000_000, "ns": 60_000_000_000}
 _CHARACTERS_SHOWN = 200
@@ -45,13 +46,14 @@ class RowNames:
 def row_names(batch: pa.RecordBatch, options: IndexingOptions) -> RowNames:
     """The names of the indices of these rows (columns as in ``columns``).
 
-    Rows that a decoder or the transform has rejected have none: they may not have the columns either.
+    Rows that a decoder or the transform has rejected have none: they may not have the columns either. Nor have records
+    without a value that are ignored: nothing goes there.
 
     Raises UnsuitableRowsError if a column is missing, or is of a type that makes no text or time.
     """
     names = options.names or IndexNames(options.target.name, (options.target.name,))
     codes = np.full(batch.num_rows, -1, np.int64)
-    rows = _not_rejected(batch)
+    rows = _written(batch, options)
     if not len(rows):
         return RowNames([], codes, {})
     taken = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
@@ -59,10 +61,15 @@ def row_names(batch: pa.RecordBatch, options: IndexingOptions) -> RowNames:
     found = _filled(values, names, taken.num_rows)
     encoded = found.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
-    problems = {code: why for code, name in enumerate(distinct) if (why := _problem(name, names, options)) is not None}
+    problems = {code: why for code, name in enumerate(distinct) if (why := _problem(name, options)) is not None}
+    hidden = [code for code, name in enumerate(distinct) if name.startswith(".") and code not in problems]
     of_rows = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     rejected: dict[int, Reason] = {}
-    for row in np.flatnonzero((of_rows < 0) | np.isin(of_rows, list(problems))).tolist():
+    refused = np.isin(of_rows, list(problems))
+    if hidden:
+        refused |= np.isin(of_rows, hidden) & ~_begins_with_dot(values, names, taken.num_rows)
+        problems |= {code: f"{distinct[code]!r} begins with a dot, as the indices of the server do" for code in hidden}
+    for row in np.flatnonzero((of_rows < 0) | refused).tolist():
         code = int(of_rows[row])
         reason = _missing(values, names, row) if code < 0 else Reason(ILLEGAL_INDEX, problems[code])
         rejected[int(rows[row])] = reason
@@ -71,38 +78,58 @@ def row_names(batch: pa.RecordBatch, options: IndexingOptions) -> RowNames:
     return RowNames(distinct, codes, rejected)
 
 
-def _not_rejected(batch: pa.RecordBatch) -> Any:
-    if columns.REJECTED_BECAUSE not in batch.schema.names:
-        return np.arange(batch.num_rows)
-    return pc.indices_nonzero(pc.is_null(batch.column(columns.REJECTED_BECAUSE))).to_numpy()
+def _written(batch: pa.RecordBatch, options: IndexingOptions) -> Any:
+    """The numbers of the rows that are to be written."""
+    written = np.ones(batch.num_rows, bool)
+    if columns.REJECTED_BECAUSE in batch.schema.names:
+        written &= batch.column(columns.REJECTED_BECAUSE).is_null().to_numpy(zero_copy_only=False)
+    document = columns.document_column(batch.schema.names)
+    # Spark's rows have no documents while their names are read: it has left these records out.
+    if options.tombstones is TombstonePolicy.IGNORE and document in batch.schema.names:
+        written &= batch.column(document).is_valid().to_numpy(zero_copy_only=False)
+    return np.flatnonzero(written)
 
 
-def _problem(name: str, names: IndexNames, options: IndexingOptions) -> str | None:
+def _problem(name: str, options: IndexingOptions) -> str | None:
     shown = repr(name if len(name) <= _CHARACTERS_SHOWN else f"{name[:_CHARACTERS_SHOWN]}…")
     if (why := illegal_name(name)) is not None:
         return f"{shown} is no name for an index: {why}"
     if name in options.letters_names:
         return f"{shown} is the index of dead letters"
-    if name.startswith(".") and not any(str(template[0]).startswith(".") for template in names.templates):
-        return f"{shown} begins with a dot, as the indices of the server do"
     return None
+
+
+def _begins_with_dot(values: dict[Placeholder, _Values], names: IndexNames, number: int) -> Any:
+    """Whether the definition's name for each row begins with a dot (bool array)."""
+    if names.template:
+        return np.full(number, begins_with_dot(names.template))
+    topics = [topic for topic, template in names.by_topic if begins_with_dot(template)]
+    return pc.is_in(values[_TOPIC].texts, pa.array(topics, pa.large_string())).to_numpy(zero_copy_only=False)
 
 
 def _filled(values: dict[Placeholder, _Values], names: IndexNames, number: int) -> Any:
     """The name of each row (large_string); null where a part is missing or empty."""
+    texts = {placeholder: each.texts for placeholder, each in values.items()}
     if names.template:
-        return _joined(names.template, values, number)
-    topics = values[Placeholder("topic")].texts
-    found: Any = pa.nulls(number, pa.large_string())
-    for topic, template in names.by_topic:
-        found = pc.if_else(pc.equal(topics, topic), _joined(template, values, number), found)
-    return found
+        return _joined(names.template, texts, number)
+    topics = texts[_TOPIC].dictionary_encode()
+    codes = pc.fill_null(topics.indices, -1).to_numpy(zero_copy_only=False)
+    by_topic, found = dict(names.by_topic), [pa.nulls(0, pa.large_string())]
+    places, end = np.full(number, -1, np.int64), 0
+    # A mapping may have many topics, and the rows few of them.
+    for code, topic in enumerate(topics.dictionary.to_pylist()):
+        if (template := by_topic.get(topic)) is not None:
+            rows = np.flatnonzero(codes == code)
+            taken = {part: texts[part].take(pa.array(rows)) for part in template if isinstance(part, Placeholder)}
+            found.append(_joined(template, taken, len(rows)))
+            places[rows] = np.arange(end, end := end + len(rows))
+    return pa.concat_arrays(found).take(pa.array(places, mask=places < 0))
 
 
-def _joined(template: tuple[str | Placeholder, ...], values: dict[Placeholder, _Values], number: int) -> Any:
-    parts = [pa.scalar(part, pa.large_string()) if isinstance(part, str) else values[part].texts for part in template]
+def _joined(template: Template, texts: dict[Placeholder, Any], number: int) -> Any:
+    parts = [pa.scalar(part, pa.large_string()) if isinstance(part, str) else texts[part] for part in template]
     if not any(isinstance(part, Placeholder) for part in template):
-        return pa.array([template[0]] * number, pa.large_string())
+        return pa.repeat(parts[0], number)
     return pc.binary_join_element_wise(*parts, pa.scalar("", pa.large_string()))
 
 
@@ -110,8 +137,8 @@ def _missing(values: dict[Placeholder, _Values], names: IndexNames, row: int) ->
     """Why the row has no name."""
     template: Template | None = names.template
     if not template:
-        topic = values[Placeholder("topic")].texts[row].as_py()
-        template = (Placeholder("topic"),) if topic is None else names.template_of(topic)
+        topic = values[_TOPIC].texts[row].as_py()
+        template = (_TOPIC,) if topic is None else names.template_of(topic)
         if template is None:
             return Reason(MISSING_INDEX, f"the output names no index for topic {topic!r}")
     part = next(part for part in template if isinstance(part, Placeholder) and not values[part].texts[row].is_valid)

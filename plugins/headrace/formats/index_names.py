@@ -11,8 +11,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_NAME_BYTES = 255
+_MAX_MAPPING_BYTES = 8_000
+"""Each dead letter repeats the mapping, as a keyword, of which the server takes no more than 32,766 bytes."""
 UTC = "UTC"
 _FORBIDDEN = '\\/*?"<>| ,#:'
 _FORBIDDEN_FIRST = "-_+"
@@ -79,6 +82,11 @@ Template = tuple[str | Placeholder, ...]
 """The parts of a name: texts, and placeholders between them."""
 
 
+def begins_with_dot(template: Template) -> bool:
+    """Whether the definition itself names a hidden index; no record may, since the server's own are named so."""
+    return str(template[0]).startswith(".")
+
+
 @dataclass(frozen=True, slots=True)
 class IndexNames:
     """The index of each row: one template for all, or one for each topic of a mapping. Spark pickles it."""
@@ -125,8 +133,9 @@ class IndexNames:
     def of_topics(self, topics: Iterable[str]) -> IndexNames:
         """The same for rows of these topics only, with the topic filled in wherever it is a part."""
         known: list[tuple[str, Template]] = []
+        mapped = dict(self.by_topic)
         for topic in topics:
-            if (template := self.template_of(topic)) is not None:
+            if (template := self.template or mapped.get(topic)) is not None:
                 known.append(
                     (topic, tuple(_joined(topic if part == Placeholder("topic") else part for part in template)))
                 )
@@ -139,12 +148,17 @@ class IndexNames:
     def may_meet(self, other: IndexNames, *, one_row: bool) -> bool:
         """Whether rows of both may have the same index. ``one_row``: it is the same row in both, so equal placeholders
         have the same value."""
-        pairs = [(mine, theirs) for mine in self.templates for theirs in other.templates]
         if one_row and self.by_topic and other.by_topic:
-            pairs = [(mine, theirs) for at, mine in self.by_topic for topic, theirs in other.by_topic if at == topic]
+            of_other = dict(other.by_topic)
+            pairs = [(mine, of_other[topic]) for topic, mine in self.by_topic if topic in of_other]
+        else:
+            mine, theirs = set(self.templates), set(other.templates)
+            if not mine.isdisjoint(theirs):
+                return True
+            pairs = [(first, second) for first in mine for second in theirs if _begin_alike(first, second)]
         if one_row and self.zone == other.zone:
             pairs = [_without_common_ends(*pair) for pair in pairs]
-        return any(_meet(_tokens(mine), _tokens(theirs)) for mine, theirs in pairs)
+        return any(_meet(_tokens(first), _tokens(second)) for first, second in pairs)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -161,17 +175,29 @@ def parse_index(index: str | Mapping[str, str], zone: str = UTC) -> IndexNames:
 
     Raises ValueError, which the definition's error repeats.
     """
+    return _parsed(index if isinstance(index, str) else tuple(index.items()), zone)
+
+
+# An output is asked for its names again and again, also as that of one index for each name of a batch.
+@lru_cache(maxsize=1024)
+def _parsed(index: str | tuple[tuple[str, str], ...], zone: str) -> IndexNames:
     if isinstance(index, str):
         return IndexNames(index, _template(index), zone=zone)
     if not index:
         raise ValueError("is an empty mapping; name an index for each topic")
     by_topic = []
-    for topic, name in index.items():
+    for topic, name in index:
         try:
             by_topic.append((topic, _template(name)))
         except ValueError as error:
             raise ValueError(f"for topic {topic!r} {error}") from None
-    return IndexNames(json.dumps(dict(index), ensure_ascii=False), by_topic=tuple(by_topic), zone=zone)
+    text = json.dumps(dict(index), ensure_ascii=False)
+    if (size := len(text.encode())) > _MAX_MAPPING_BYTES:
+        raise ValueError(
+            f"is a mapping of {len(index)} topics with {size:,} bytes as JSON, more than {_MAX_MAPPING_BYTES:,}, and "
+            "each dead letter repeats it; name the index by {topic}, or divide the topics among several streams"
+        )
+    return IndexNames(text, by_topic=tuple(by_topic), zone=zone)
 
 
 def check_zone(zone: str) -> str:
@@ -229,6 +255,8 @@ def _placeholder(found: re.Match[str]) -> Placeholder:
         if name == "timestamp":
             raise ValueError(f"has {found[0]} without a format; write for example {_DAY}")
         return placeholder
+    if name == "topic":
+        raise ValueError(f"has {found[0]!r}: a topic is no time; write {{topic}}, or {_DAY} for the record's time")
     known = _DIRECTIVE.findall(time_format)
     if not known or any(each not in DIRECTIVES for each in known) or name.startswith(_HEADER):
         raise ValueError(
@@ -314,6 +342,16 @@ def _one_character(mine: str | None, theirs: str | None) -> bool:
     if _ANY in (mine, theirs) or mine == theirs:
         return True
     return (mine == _DIGIT and str(theirs).isdigit()) or (theirs == _DIGIT and str(mine).isdigit())
+
+
+def _begin_alike(mine: Template, theirs: Template) -> bool:
+    """Whether the texts that both begin with allow an equal name: a cheap answer for most pairs of two mappings."""
+    first, second = mine[0], theirs[0]
+    if not (isinstance(first, str) and isinstance(second, str)):
+        return True
+    if len(mine) == len(theirs) == 1:
+        return first == second
+    return first.startswith(second) or second.startswith(first)
 
 
 def _without_common_ends(mine: Template, theirs: Template) -> tuple[Template, Template]:

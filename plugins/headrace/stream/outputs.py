@@ -21,7 +21,15 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.formats.index_names import MAX_NAME_BYTES, UTC, IndexNames, check_zone, illegal_name, parse_index
+from headrace.formats.index_names import (
+    MAX_NAME_BYTES,
+    UTC,
+    IndexNames,
+    begins_with_dot,
+    check_zone,
+    illegal_name,
+    parse_index,
+)
 from headrace.secrets import url_holds_secret
 from headrace.stream.contract import OUTPUT_SHAPES, KindDefinition, Shape
 from headrace.stream.model import (
@@ -550,9 +558,9 @@ class ElasticsearchOutput(OutputDefinition):
         mine, theirs = self.names, other.names
         if topics is not None:
             mine, theirs = mine.of_topics(topics), theirs.of_topics(topics)
-        # Then a document of that id is of the same record, with the same columns.
+        # Then documents of one id are of the same row, with the same columns.
         same_columns = stream.transform_of(self) == stream.transform_of(other)
-        one_row = same_columns and isinstance(self.document_ids, RecordIds)
+        one_row = same_columns and isinstance(self.document_ids, RecordIds) and self.document_ids == other.document_ids
         return mine.may_meet(theirs, one_row=one_row)
 
     def _name_problems(self, stream: StreamFields) -> Iterator[str]:
@@ -564,6 +572,12 @@ class ElasticsearchOutput(OutputDefinition):
                     f"index: names the column {', '.join(missing)}, which records do not have as they come, and no "
                     "transform makes it; give the output a transform"
                 )
+            no_times = RECORD_COLUMNS - {"timestamp"}
+            if wrong := [str(each) for each in names.placeholders if each.time_format and each.column in no_times]:
+                yield (
+                    f"index: has {', '.join(wrong)}, and that column of records is no time; leave out the format, or "
+                    "write {timestamp:%Y.%m.%d} for the record's time"
+                )
         if topics is None or names.is_plain:
             return
         without = [topic for topic in topics if names.template_of(topic) is None]
@@ -574,7 +588,10 @@ class ElasticsearchOutput(OutputDefinition):
         for topic, template in names.of_topics(topics).by_topic:
             # A placeholder that is left is filled in by each record.
             name = "".join(part if isinstance(part, str) else "0" for part in template)
-            if (why := illegal_name(name)) is not None:
+            why = illegal_name(name)
+            if why is None and begins_with_dot(template) and not begins_with_dot(names.template_of(topic) or template):
+                why = "it begins with a dot, as the indices of the server do"
+            if why is not None:
                 yield (
                     f"index: for topic {topic} {name!r} is no name for an index: {why}; name one for each topic: "
                     'index={"topic": "index"}'

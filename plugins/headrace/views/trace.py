@@ -24,7 +24,7 @@ from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.elasticsearch.document_ids import record_id
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy
 from headrace.elasticsearch.record_indices import row_names
 from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Cluster
@@ -346,6 +346,8 @@ class DocumentQuestion:
         if output.names.is_plain or record is None or self.transform is not None:
             return None
         options = IndexingOptions.of(output, Target.of(output, self.stream.name), batch_time_ms=0)
+        # A record without a value may be ignored, and its key have a document nevertheless.
+        options = replace(options, tombstones=TombstonePolicy.DEAD_LETTER)
         try:
             found = row_names(record_batch(self.position, record), options)
         except UnsuitableRowsError:

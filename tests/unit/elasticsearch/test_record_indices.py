@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import date, datetime
 from typing import Any
 
@@ -51,6 +52,25 @@ def test_a_mapping_gives_each_topic_its_index() -> None:
         "[missing_index: {tenant} is null or empty]",
         "[missing_index: the output names no index for topic 'c']",
     ]
+
+
+def test_topics_that_take_turns_keep_their_rows() -> None:
+    rows = pa.record_batch({"topic": ["b", "a", None, "b", "a", "b"], "n": [0, 1, 2, 3, None, 5]})
+    found = names_of(rows, {"a": "x-{n}", "b": "y-{n}-{topic}"})
+    assert [each for each in found if each[0] != "["] == ["y-0-b", "x-1", "y-3-b", "y-5-b"]
+    assert [found[2], found[4]] == [f"[missing_index: {{{part}}} is null or empty]" for part in ("topic", "n")]
+
+
+def test_names_are_made_for_the_topics_of_the_rows_only() -> None:
+    options = options_of({str(number): f"x-{number}" for number in range(100)})
+    rows, calls = one("topic", "7", "7"), list[str]()
+    sys.setprofile(lambda _, event, __: calls.append(event))
+    try:
+        found = row_names(rows, options)
+    finally:
+        sys.setprofile(None)
+    assert (found.names, found.codes.tolist()) == (["x-7"], [0, 0])
+    assert calls.count("c_call") + calls.count("call") < 10 * 100, "not some for each topic of the mapping"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +150,16 @@ def test_an_illegal_name_is_a_dead_letter_and_not_changed() -> None:
     assert names_of(one("tenant", "kibana"), ".{tenant}") == [".kibana"]
 
 
+def test_a_dot_of_one_topics_name_allows_none_to_others() -> None:
+    rows = pa.record_batch({"topic": ["audit", "orders", "orders"], "tenant": ["x", ".audit", ".security-7"]})
+    found = names_of(rows, {"audit": ".audit", "orders": "{tenant}"})
+    assert found == [
+        ".audit",
+        "[illegal_index: '.audit' begins with a dot, as the indices of the server do]",
+        "[illegal_index: '.security-7' begins with a dot, as the indices of the server do]",
+    ]
+
+
 def test_the_index_of_dead_letters_is_no_index_of_a_row() -> None:
     rows = one("tenant", "clicks-dead-letters")
     found = names_of(rows, "{tenant}", letters_names=frozenset({"clicks-dead-letters"}))
@@ -167,6 +197,18 @@ def test_distinct_names_are_bounded_and_all_rows_are_taken() -> None:
     batches = iter([one("topic", *map(str, range(first, first + 10))) for first in (0, 5, 100)])
     assert len(distinct_names(batches, options_of("{topic}"), 12)) == 12
     assert next(batches, None) is None
+
+
+@pytest.mark.parametrize(("tombstones", "names"), [("ignore", ["a"]), ("dead_letter", ["a", "gone"])])
+def test_an_ignored_record_without_a_value_needs_no_index(
+    tombstones: str, names: list[str], make_rows: MakeRows
+) -> None:
+    """An index that is missing, and may not be created, fails the batch."""
+    rows = make_rows([{}, None], tenant=pa.array(["a", "gone"]))
+    options = options_of("{tenant}", create_index=False, tombstones=tombstones)
+    assert distinct_names([rows], options, 10) == names
+    preparation = prepare_rows(rows, at(options, *names))
+    assert (len(preparation.prepared or ()), preparation.ignored_tombstones) == (1, 2 - len(names))
 
 
 def at(options: IndexingOptions, *names: str) -> IndexingOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ def test_a_mapping_has_a_name_for_each_topic() -> None:
         ("{timestamp:%y}", "a format of %Y, %m, %d"),
         ("{timestamp:}", "a format of"),
         ("{header.day:%Y}", r"such as \{timestamp:%Y.%m.%d\}"),
+        ("{topic:%Y}", "a topic is no time; write {topic}"),
         ("{timestamp:%Y/%m}", r"it has / in \{timestamp:%Y/%m\}"),
         ("{timestamp:%YW%V}", "capital letters in"),
         ("-{topic}", "begins with -"),
@@ -71,6 +73,13 @@ def test_a_wrong_name_of_a_mapping_is_refused_with_its_topic() -> None:
         parse_index({"a": "x", "b": "${topic}"})
     with pytest.raises(ValueError, match="empty mapping"):
         parse_index({})
+
+
+def test_a_mapping_that_no_dead_letter_could_hold_is_refused() -> None:
+    mapping = {"é" * 1_000: "x", "b" * 5_980: "y"}
+    assert len(parse_index(mapping).text.encode()) == 7_998
+    with pytest.raises(ValueError, match=r"2 topics with 8,001 bytes .* name the index by \{topic\}, or divide"):
+        parse_index({**mapping, "b" * 5_980: "zzzz"})
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "a/b", "a\\b", "a*", "a?", 'a"', "a<", "a>", "a|", "a,", "a#", "a:"])
@@ -114,6 +123,26 @@ def test_two_names_may_meet_in_one_index(mine: Any, theirs: Any, *, one_row: boo
     for first, second in ((mine, theirs), (theirs, mine)):
         assert parse_index(first).may_meet(parse_index(second), one_row=True) == one_row
         assert parse_index(first).may_meet(parse_index(second), one_row=False) == anyhow
+
+
+def test_two_long_mappings_are_not_compared_name_by_name() -> None:
+    """Comparing all names of 400 topics letter by letter takes 2 s, whenever the definition is read."""
+    for time in ("", "-{timestamp:%Y}"):
+        mine, theirs = (parse_index(f"{{topic}}-{end}{time}").of_topics(map(str, range(1000, 1100))) for end in "xy")
+        calls: list[str] = []
+        sys.setprofile(lambda _, event, __, calls=calls: calls.append(event))
+        try:
+            met = mine.may_meet(theirs, one_row=False)
+        finally:
+            sys.setprofile(None)
+        assert not met
+        assert calls.count("call") < 2 * 100 * 100
+        assert mine.may_meet(mine, one_row=False)
+
+
+def test_a_name_is_read_once() -> None:
+    assert parse_index({"a": "x"}) is parse_index({"a": "x"})
+    assert parse_index({"a": "x"}, "Europe/Berlin").zone == "Europe/Berlin"
 
 
 def test_times_of_two_zones_are_not_taken_for_equal() -> None:

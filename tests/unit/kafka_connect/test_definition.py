@@ -198,6 +198,13 @@ def test_topics_that_connect_renames_have_a_mapping(tmp_path: Path) -> None:
     assert stream.elasticsearch_outputs[0].index == {"Orders": "orders", "returns": "back-2", "_x": "x"}
 
 
+def test_a_mapping_that_the_definition_refuses_is_to_decide() -> None:
+    definition = defined(of={"topics": ",".join(f"Orders-{number}" for number in range(400))})
+    assert [each.name for each in definition.to_decide] == ["topics"]
+    assert "its index is a mapping of 400 topics" in answer(definition, "topics")
+    assert "name the index by {topic}, or divide the topics among several streams" in answer(definition, "topics")
+
+
 def test_many_topics_raise_the_number_of_indices(tmp_path: Path) -> None:
     for number, most in ((101, 101), (1001, 1000)):
         stream = stream_of(defined(of={"topics": ",".join(f"t{each}" for each in range(number))}), tmp_path)

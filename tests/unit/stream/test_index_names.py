@@ -87,6 +87,9 @@ def test_deletions_find_the_index_by_topic_and_key(index: Any) -> None:
     [
         ("{topic}", ("Orders",), "for topic Orders 'Orders' is no name for an index: it has capital letters"),
         ("{timestamp:%Y}-{topic}", ("a", "B"), "for topic B '0-B' is no name"),
+        ("{topic}", (".x",), "for topic .x '.x' is no name for an index: it begins with a dot"),
+        ({"a": "x", ".b": "{topic}-y"}, ("a", ".b"), "for topic .b '.b-y' is no name"),
+        ("{key:%Y}-{offset:%m}", ("a",), r"has \{key:%Y\}, \{offset:%m\}, and that column of records is no time"),
         ({"a": "x"}, ("a", "b"), "names none for topic b, which the stream reads"),
         ({"a": "x", "c": "y"}, ("a",), "names one for topic c, which no input of the stream reads"),
         ("{shop}", ("a",), "names the column shop, which records do not have"),
@@ -95,6 +98,15 @@ def test_deletions_find_the_index_by_topic_and_key(index: Any) -> None:
 def test_what_the_topics_show_is_refused(index: Any, topics: tuple[str, ...], words: str) -> None:
     with pytest.raises(StreamDefinitionError, match=words):
         stream(output(index), topics=topics)
+
+
+def test_a_dot_that_the_definition_has_is_taken() -> None:
+    stream(output(".{topic}", dead_letter_index="letters"), topics=("x",))
+    stream(output({".x": ".x"}), topics=(".x",))
+
+
+def test_a_time_that_a_transform_makes_of_the_value_is_taken() -> None:
+    stream(output("{value:%Y}"), topics=("x",), transform="m:f")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +138,18 @@ def test_columns_of_two_transforms_may_have_the_same_value() -> None:
     with pytest.raises(StreamDefinitionError, match="may also be the index"):
         stream(*outputs)
     stream(*(each.model_copy(update={"transform": "m:f"}) for each in outputs))
+
+
+def test_two_rows_of_one_record_may_have_one_id_and_index() -> None:
+    """By a row's ``x`` and another's ``y``, though one row never has the same index in both."""
+    outputs = [
+        output(index, id=id_, document_ids=RecordIds(rows=(rows,)))
+        for id_, index, rows in (("one", "{a}-x", "x"), ("two", "{a}-x-x", "y"))
+    ]
+    with pytest.raises(StreamDefinitionError, match="may also be the index"):
+        stream(*outputs, transform="m:f")
+    alike = outputs[1].model_copy(update={"document_ids": outputs[0].document_ids})
+    stream(outputs[0], alike, transform="m:f")
 
 
 def test_a_replay_needs_names_that_no_record_has_already() -> None:

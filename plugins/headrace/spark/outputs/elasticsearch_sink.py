@@ -31,11 +31,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from headrace.elasticsearch.columns import REJECTED_BECAUSE, index_column
+from headrace.elasticsearch.columns import REJECTED_BECAUSE, document_column, index_column
 from headrace.elasticsearch.counts import IndexingCounts, IndexingReport, warnings_beside
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, TooManyIndicesError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer, repeated_digests
-from headrace.elasticsearch.options import KAFKA, IndexingOptions
+from headrace.elasticsearch.options import KAFKA, IndexingOptions, TombstonePolicy
 from headrace.elasticsearch.target import ConcreteIndex, Target
 from headrace.elasticsearch.target_watch import TargetWatch, open_transport
 from headrace.elasticsearch.transport import Cluster
@@ -97,7 +97,10 @@ def index_rows(rows: DataFrame, options: IndexingOptions, settle: AtNames = at_n
     options.check_columns(rows.columns)
     if options.names is not None and options.targets is None:
         prepared = (*map(index_column, range(len(options.names.placeholders))), REJECTED_BECAUSE)
-        named = rows.select(*(name for name in prepared if name in rows.columns))
+        written = rows
+        if options.tombstones is TombstonePolicy.IGNORE:
+            written = rows.where(f"{document_column(rows.columns)} IS NOT NULL")
+        named = written.select(*(name for name in prepared if name in rows.columns))
         options = settle(options, _names(lambda task: named.mapInArrow(task.run, _NAMES).toArrow(), options))
     return _index(lambda task: _run_rows(task, rows), options)
 

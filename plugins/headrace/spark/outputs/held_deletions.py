@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.elasticsearch import columns
-from headrace.elasticsearch.bulk_bodies import document_column
 
 MAX_KEPT_BYTES = 1024 * 1024
 """The most bytes of rows (about 10,000 records) that a task keeps for the process that sends them."""
@@ -77,7 +76,7 @@ def only_deletions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 def _deleting(batch: pa.RecordBatch) -> Any | None:
     """The mask of the rows without a document that are not dead letters already; None if there are none."""
-    documents = batch.column(document_column(batch))
+    documents = batch.column(columns.document_column(batch.schema.names))
     if not documents.null_count:
         return None
     mask = pc.is_null(documents)

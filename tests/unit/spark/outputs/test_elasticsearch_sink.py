@@ -6,7 +6,7 @@ Dead letters' records, where Kafka no longer has what the batch read.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from headrace.spark.outputs.held_deletions import MAX_KEPT_BYTES
 from headrace.spark.outputs.original_records import KafkaOriginalRecords
 from headrace.spark.records.kafka_ranges_source import KafkaBlocks
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds
+from headrace.stream.outputs import Tombstones
 from headrace.wal.storage import open_storage
 
 OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="shop", document_ids=KeyIds())
@@ -61,7 +62,7 @@ class Tasks:
     jobs: int = 0
     coalesced: list[int] = field(default_factory=list)
     sparkSession = None  # noqa: N815 - Spark's name
-    columns = ("topic", "partition", "offset", "key", "value")
+    columns: Sequence[str] = ("topic", "partition", "offset", "key", "value")
 
     def mapInArrow(self, run: Any, schema: str) -> Any:  # noqa: N802 - Spark's names
         self.jobs += 1
@@ -74,6 +75,16 @@ class Tasks:
     def coalesce(self, tasks: int) -> Tasks:
         self.coalesced.append(tasks)
         return self
+
+    def where(self, condition: str) -> Tasks:
+        column = condition.removesuffix(" IS NOT NULL")
+        return self._with(lambda rows: rows.filter(rows.column(column).is_valid()), self.columns)
+
+    def select(self, *names: str) -> Tasks:
+        return self._with(lambda rows: rows.select(list(names)), names)
+
+    def _with(self, change: Callable[[pa.RecordBatch], pa.RecordBatch], columns: Sequence[str]) -> Tasks:
+        return replace(self, parts=[lambda part=part: change(part()) for part in self.parts], columns=columns)
 
     def _forget_deletions(self) -> None:
         for documents in self.elasticsearch.indices.values():
@@ -144,6 +155,25 @@ def test_rows_with_a_ceiling_are_written_by_tasks_that_share_it(
         index_rows(tasks, replace(OPTIONS, max_requests_per_second=ceiling))  # type: ignore[arg-type]
         assert tasks.coalesced == coalesced
     assert shares == [None, 500]
+
+
+@pytest.mark.parametrize(("tombstones", "names"), [("ignore", ["a"]), ("dead_letter", ["a", "gone"])])
+def test_ignored_records_without_a_value_name_no_index(
+    elasticsearch: FakeElasticsearch, tombstones: Tombstones, names: list[str]
+) -> None:
+    output = ElasticsearchOutput(hosts="http://h:1", index="{tenant}", tombstones=tombstones)
+    options = IndexingOptions.of(output, Target.of(output, "s"), batch_time_ms=1)
+    rows = records([b"{}", None], 0).append_column("index_0", pa.array(["a", "gone"]))
+    settled: list[str] = []
+
+    def settle(options: IndexingOptions, names: Sequence[str]) -> IndexingOptions:
+        settled.extend(names)
+        return elasticsearch_sink.at_names(options, names)
+
+    tasks = Tasks([lambda: rows], elasticsearch, columns=rows.schema.names)
+    report = index_rows(tasks, options, settle)  # type: ignore[arg-type]
+    assert settled == names
+    assert (report.counts.created, report.counts.ignored_tombstones) == (1, 2 - len(names))
 
 
 def test_rows_that_delete_only_at_first_reading_fail_the_batch(elasticsearch: FakeElasticsearch) -> None:
