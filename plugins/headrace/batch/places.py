@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.elasticsearch.target import ConcreteIndex
     from headrace.ledger import Ledger
     from headrace.ledger.batches.tables import Attempt, AttemptRow, BatchOutputRow
+    from headrace.ledger.tables import EventRow
     from headrace.stream import ElasticsearchOutput
 
 PLACE = "place"
@@ -38,7 +40,11 @@ counts for replays. Results of headrace before it have none: there both are the 
 _ROWS = 5
 _ROWS_ANY = 20
 _NEIGHBOURS = 100
-_ACCEPTANCES = 50
+_SEARCHED = 5
+"""Names that the database searches for. To read the counts takes about as long as to search them for so many."""
+_ACCEPTANCES = 100
+"""Accepted places that are read at once."""
+_ESCAPED = re.compile(r"\\.|[^ -~]+")
 
 
 def place_of(output: ElasticsearchOutput, index: ConcreteIndex | None) -> dict[str, Any]:
@@ -78,7 +84,9 @@ def newest_place(
     (`TRUNCATED_BELOW`) are those of all that was written to this server and name, whatever index is behind it; in a
     replay also those that the stream's own earlier batches left where it has this batch.
     """
-    found = _newest_place(ledger, stream_name, output, batch_time_ms, interval_ms, target)
+    name = output.index_text
+    of_batch: dict[str, Any] = {"batch_time_ms": batch_time_ms, "interval_ms": interval_ms, "target": target}
+    found = newest_places(ledger, stream_name, output, [name], **of_batch).get(name)
     place = dict(found or place_of(output, None))
     marked = place.pop(TRUNCATED_BELOW, 0)
     place.pop(TRUNCATED_BELOW_THEN, 0)
@@ -138,20 +146,14 @@ def _marked(
     return (each for each in found if _is_of_cluster(each, place) and TRUNCATED_BELOW in each)
 
 
-def _texts(place: Mapping[str, Any]) -> list[str]:
-    """What JSON of this server and name contains: see `Attempts.newest_with`."""
-    server: str | list[str] = place["server"]
-    of_server = [f'"{server}"'] if isinstance(server, str) else [f'["{server[0]}"', f'"{server[-1]}"]']
-    return _plain([json.dumps(place["name"]), *of_server])
+def _server_texts(server: str | list[str]) -> list[str]:
+    """What JSON of this server contains: see `Attempts.newest_with`."""
+    return _plain([f'"{server}"'] if isinstance(server, str) else [f'["{server[0]}"', f'"{server[-1]}"]'])
 
 
 def _plain(texts: Iterable[str]) -> list[str]:
     """Those that the databases write alike: other characters than ASCII, and blanks, they write differently."""
     return [text for text in texts if text.isascii() and "\\" not in text]
-
-
-def _is_same(found: Any, place: Mapping[str, Any]) -> bool:
-    return isinstance(found, dict) and all(found.get(name) == place[name] for name in ("server", "name"))
 
 
 def _is_of_cluster(found: Any, place: Mapping[str, Any]) -> bool:
@@ -165,33 +167,68 @@ def _is_of_cluster(found: Any, place: Mapping[str, Any]) -> bool:
     return not hosts[0].isdisjoint(hosts[1]) if len(hosts) == 2 else servers[0] == servers[1]
 
 
-def _newest_place(  # noqa: PLR0917
+def newest_places(
     ledger: Ledger,
     stream_name: str,
     output: ElasticsearchOutput,
+    names: Collection[str],
+    *,
     batch_time_ms: int,
     interval_ms: int,
-    target: str,
-) -> Mapping[str, Any] | None:
-    wanted = place_of(output, None)
+    target: str = "",
+) -> dict[str, Mapping[str, Any]]:
+    """The places of these names on the output's server that were recorded or accepted last, by name; without those to
+    which no batch was written.
 
-    def is_place(found: Any) -> bool:
-        return _is_same(found, wanted)
-
+    ``target``: as in `newest_place`. The results are read once for all names, the newest batch times first, until each
+    name is found: a name that is new costs a pass over all of them.
+    """
+    server = place_of(output, None)["server"]
     span_ms = _NEIGHBOURS * interval_ms
-    near = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else (0, LAST_MS)
-    texts = [f'"{PLACE}"', *_texts(wanted)]
-    rows = ledger.attempts.newest_with(stream_name, texts, _ROWS, target=target, from_ms=near[0], until_ms=near[1])
-    if not target:
+    from_ms, until_ms = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else (0, LAST_MS)
+    missing, recorded = set(names), dict[str, tuple[tuple[int, int], Mapping[str, Any]]]()
+    while missing:
+        any_of = list(map(_text_of, missing)) if len(missing) <= _SEARCHED else []
+        of: dict[str, Any] = {"any_of": any_of, "target": target, "from_ms": from_ms, "until_ms": until_ms}
+        rows = ledger.attempts.newest_with(stream_name, [f'"{PLACE}"', *_server_texts(server)], _ROWS_ANY, **of)
         # An older batch may have been written again since.
-        rows += ledger.attempts.newest_outputs(stream_name, _ROWS_ANY)
-    newest = max((row for row in rows if any(map(is_place, _recorded_places(row)))), key=_recorded, default=None)
-    since_ms = -1 if newest is None else newest.recorded_at_ms or 0
-    for event in ledger.events.latest(stream_name, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES):
+        for row in sorted(rows, key=_recorded):
+            # The first of a row counts.
+            for place in reversed(_recorded_places(row)):
+                if isinstance(place, dict) and place.get("server") == server and place.get("name") in missing:
+                    recorded[place["name"]] = (_recorded(row), place)
+        missing -= recorded.keys()
+        if len(rows) < _ROWS_ANY:
+            break
+        last_ms = rows[-1].batch_time_ms
+        until_ms = last_ms if last_ms < rows[0].batch_time_ms else last_ms - 1
+    places = {name: place for name, (_, place) in recorded.items()}
+    since = {name: recorded[name][0][0] if name in recorded else -1 for name in names}
+    for event in _acceptances(ledger, stream_name, min(since.values(), default=LAST_MS)):
         accepted = event.payload.get(PLACE)
-        if event.at_ms >= since_ms and event.payload.get("target") == target and is_place(accepted):
-            return accepted
-    return None if newest is None else next(filter(is_place, _recorded_places(newest)))
+        if not isinstance(accepted, dict) or event.payload.get("target") != target or accepted.get("server") != server:
+            continue
+        # The newest acceptance of a name counts.
+        if event.at_ms >= since.get(str(accepted.get("name")), LAST_MS + 1):
+            places[accepted["name"]] = accepted
+            since[accepted["name"]] = LAST_MS + 1
+    return places
+
+
+def _acceptances(ledger: Ledger, stream_name: str, since_ms: int) -> Iterator[EventRow]:
+    """The events of accepted places since then, the newest first."""
+    before_id = None
+    while page := ledger.events.latest(stream_name, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES, before_id=before_id):
+        for event in page:
+            if event.at_ms < since_ms:
+                return
+            yield event
+        before_id = page[-1].event_id
+
+
+def _text_of(name: str) -> str:
+    """What JSON of this name contains, however a database writes it: its longest part that is not escaped."""
+    return max(_ESCAPED.split(json.dumps(name, ensure_ascii=False)), key=len)
 
 
 def left_behind(ledger: Ledger, output: ElasticsearchOutput, claim: Attempt, names: Collection[str]) -> list[str]:

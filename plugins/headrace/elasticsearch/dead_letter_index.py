@@ -153,6 +153,30 @@ class StoredLetter:
         return _decoded(self.fields.get(name))
 
 
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """Which letters of earlier attempts at its batch do not hold any more when an attempt of an output has succeeded.
+
+    Those for its index, or its names. Where rows have an index each, before or now, also those for any other index:
+    every row of the batch has been written, or has a letter, by the definition of now. But not those of another replay.
+    An output that has one index, before and now, leaves those for another one: that index still lacks their documents.
+    """
+
+    index: str
+    """The output's index as the definition has it."""
+    replay: str
+    """The name of the replay, "" for the stream's own output."""
+    of_names: bool
+    """Whether rows have an index each."""
+
+    def settles(self, letter: Mapping[str, Any]) -> bool:
+        """Whether it settles an earlier attempt's letter of these fields, of its output and batch."""
+        names = letter.get("index_names")
+        if self.index in (letter.get("index"), names):
+            return True
+        return (self.of_names or names is not None) and (letter.get("replay") or "") == self.replay
+
+
 class KeptLetters(ABC):
     """The dead letters of one stream's output, wherever they are kept."""
 
@@ -244,21 +268,22 @@ class DeadLetterIndex(KeptLetters):
         return self._administration.ids(self._purpose, self.where, search, limit)
 
     def withdraw(self, batch_time_ms: int, attempt: int, *, of_names: bool = False) -> int:
-        """Delete the letters of the batch and this index that attempts before ``attempt`` wrote.
+        """Delete the letters of the batch that attempts before ``attempt`` wrote, as far as it settles them
+        (`Settling`).
 
-        ``of_names``: the target has the text of the names of several indices, and letters of all of them are deleted.
+        ``of_names``: the target has the text of the names of several indices.
         A letter that is rewritten meanwhile stays. Returns the number deleted. Raises the same errors as ``reasons``.
         """
-        index = None if of_names else self._target.name
-        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=index, replayed=True)
+        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, replayed=True)
+        settling = Settling(self._target.name, self._target.owner.replay, of_names=of_names)
         withdrawn = 0
         left = (
             letter
             for letter in self.find(batch, contents=False)
             # Filtered here and not by a query: with a custom mapping the attempt may not be searchable.
             if isinstance(letter.fields.get("attempt"), int) and letter.fields["attempt"] < attempt
-            # Here too: an index of letters from before has no mapping for it.
-            if not of_names or letter.fields.get("index_names") == self._target.name
+            # Here too: an index of letters from before has no mapping of what it looks at.
+            if settling.settles(letter.fields)
         )
         while some := list(islice(left, IDS_PAGE)):
             actions = [{"delete": _as_read(letter)} for letter in some]
@@ -412,17 +437,25 @@ class DeadLetterReplay:
 
     def cannot(self, letter: StoredLetter) -> str | None:
         """The reason, in readable text, why this letter is not tried; None if it can be replayed."""
-        index, names = letter.fields.get("index"), self._options.names
-        if names is not None and letter.fields.get("index_names") == names.text:
-            if index == names.text:
-                return "it has no index: correct the definition or the transform, and run its batch again"
-        elif index != self._options.target.name:
+        index, names = letter.fields.get("index"), letter.fields.get("index_names")
+        if names is not None and index == names:
+            return "it has no index: correct the definition or the transform, and run its batch again"
+        if not self._takes(letter):
             return f"its document belongs in index {index!r}: give that index with --index"
         if letter.document is None:
             return "it holds no document: it was rejected by a decoder or the transform, or is too large to be kept"
         if letter.fields.get("document_id") is None:
             return "its document has no id"
         return None
+
+    def _takes(self, letter: StoredLetter) -> bool:
+        """Whether the letter's index is one that its row may have by the definition of now."""
+        index, names, topic = letter.fields.get("index"), self._options.names, letter.fields.get("topic")
+        if names is None:
+            return index == self._options.target.name
+        if letter.fields.get("index_names") == names.text:
+            return True
+        return (names if topic is None else names.of_topics([topic])).may_be(str(index))
 
     def replay(self, letters: Iterable[StoredLetter]) -> ReplayCounts:
         """Index the letters and record the outcome in each.

@@ -8,9 +8,9 @@ letter of an old record. The record's own time is a header.
 A topic takes nothing back. So what happens to a letter later is a record too, a note, without a value:
 
 * ``withdrawn``: an attempt at the batch has succeeded. What earlier attempts have said of the batch does not hold any
-  more: of this index, or where each record has its own, of any index of the output's. It is sent to each partition: a
-  topic loses its oldest records first, so no letter outlives it there. It holds for letters before it and, of an
-  earlier attempt that did not know that it had been replaced, for those after it.
+  more: of this index, or where each record has its own, of any index of the output's (`Settling`). It is sent to each
+  partition: a topic loses its oldest records first, so no letter outlives it there. It holds for letters before it and,
+  of an earlier attempt that did not know that it had been replaced, for those after it.
 * ``replayed`` and ``refused``: what a replay has done with a letter, in the letter's partition.
 
 A reader reads the whole topic and applies the notes. Of a letter that is there several times, the newest counts. To
@@ -25,13 +25,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE
-from headrace.elasticsearch.dead_letter_index import PAGE, KeptLetters, LetterFilter, StoredLetter
+from headrace.elasticsearch.dead_letter_index import PAGE, KeptLetters, LetterFilter, Settling, StoredLetter
 from headrace.elasticsearch.dead_letters import DeadLetter, OriginalRecord, contents
 from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.elasticsearch.options import IndexingOptions, LetterTopic
@@ -68,6 +68,7 @@ _FIELDS = {
     "headrace.output": ("output", str),
     "headrace.index": ("index", str),
     "headrace.index.names": ("index_names", str),
+    "headrace.replay": ("replay", str),
     "headrace.batch.time": ("batch_time", int),
     "headrace.attempt": ("attempt", int),
     "headrace.began": ("began", int),
@@ -199,6 +200,7 @@ class LetterSender:
                 "headrace.output": owner.output_id,
                 "headrace.index": options.target.name,
                 "headrace.index.names": None if options.names is None else options.names.text,
+                "headrace.replay": owner.replay or None,
                 "headrace.batch.time": options.batch_time_ms,
                 "headrace.attempt": options.attempt,
                 _AT: SystemClock().now_ms(),
@@ -268,6 +270,7 @@ class _Seen:
     place: tuple[int, int]
     index: str
     index_names: str | None
+    replay: str | None
     batch_time_ms: int
     source: tuple[str | None, int | None, int | None]
     reason_type: str
@@ -276,14 +279,15 @@ class _Seen:
     def of(cls, version: _Version, place: tuple[int, int], fields: Mapping[str, Any]) -> Self:
         source = (fields.get("topic"), fields.get("partition"), fields.get("offset"))
         index, reason = sys.intern(fields["index"]), sys.intern(fields["reason"]["type"])
-        names = sys.intern(fields["index_names"]) if "index_names" in fields else None
-        return cls(version, place, index, names, fields["batch_time"], source, reason)
+        names, replay = (sys.intern(fields[name]) if name in fields else None for name in ("index_names", "replay"))
+        return cls(version, place, index, names, replay, fields["batch_time"], source, reason)
 
     def fields(self) -> dict[str, Any]:
-        """The fields that a filter looks at."""
+        """The fields that a filter and a withdrawal look at."""
         topic, partition, offset = self.source
         fields = {"index": self.index, "batch_time": self.batch_time_ms, "reason": {"type": self.reason_type}}
-        return {**fields, "topic": topic, "partition": partition, "offset": offset}
+        of_output = {"index_names": self.index_names, "replay": self.replay}
+        return {**fields, **of_output, "topic": topic, "partition": partition, "offset": offset}
 
     @property
     def age(self) -> tuple[int, int]:
@@ -296,15 +300,11 @@ class _Seen:
         return -self.batch_time_ms, *((value is None, value or 0) for value in self.source), self.version[0]
 
 
-_Name = Literal["index", "index_names"]
-_Withdrawn = tuple[_Name, str, int]
-"""What letters a note is about: those of this index, or of indices of these names; and of this batch time."""
-
-
 @dataclass(slots=True)
 class _Withdrawal:
     """What an attempt that succeeded has said: when, and from which offset of each partition on."""
 
+    settling: Settling
     attempt: int
     at_ms: int
     offsets: dict[int, int] = field(default_factory=dict)
@@ -312,7 +312,7 @@ class _Withdrawal:
     def applies(self, letter: _Seen) -> bool:
         """Whether the letter of this batch does not hold any more."""
         _, attempt, began_ms = letter.version
-        if attempt is None or attempt >= self.attempt:
+        if attempt is None or attempt >= self.attempt or not self.settling.settles(letter.fields()):
             return False
         partition, offset = letter.place
         return offset < self.offsets.get(partition, -1) or began_ms <= self.at_ms
@@ -324,17 +324,18 @@ class _SeenRecords:
 
     wanted: LetterFilter
     letters: dict[_Version, _Seen] = field(default_factory=dict)
-    withdrawals: dict[_Withdrawn, dict[tuple[int, int], _Withdrawal]] = field(default_factory=dict)
+    withdrawals: dict[int, dict[tuple[Settling, int, int], _Withdrawal]] = field(default_factory=dict)
+    """By batch time: what attempts have said, each in every partition."""
     notes: dict[_Version, dict[str, Any]] = field(default_factory=dict)
 
     def take(self, headers: Mapping[str, str], place: tuple[int, int]) -> None:
         """Add a record. Raises KeyError or ValueError if it lacks a header, or a number is none."""
         kind, fields = headers[KIND], _fields(headers)
         if kind == WITHDRAWN:
-            name: _Name = "index_names" if "index_names" in fields else "index"
-            batch = self.withdrawals.setdefault((name, fields[name], fields["batch_time"]), {})
-            attempt, at_ms = fields["attempt"], int(headers[_AT])
-            batch.setdefault((attempt, at_ms), _Withdrawal(attempt, at_ms)).offsets.update([place])
+            settling = Settling(fields["index"], fields.get("replay", ""), of_names="index_names" in fields)
+            said = (settling, fields["attempt"], int(headers[_AT]))
+            batch = self.withdrawals.setdefault(fields["batch_time"], {})
+            batch.setdefault(said, _Withdrawal(*said)).offsets.update([place])
             return
         version = (headers[_ID], fields.get("attempt"), fields["began"])
         if kind == LETTER:
@@ -359,10 +360,7 @@ class _SeenRecords:
         return newest.values()
 
     def _is_withdrawn(self, letter: _Seen) -> bool:
-        of_letter: list[_Withdrawn] = [("index", letter.index, letter.batch_time_ms)]
-        if letter.index_names is not None:
-            of_letter.append(("index_names", letter.index_names, letter.batch_time_ms))
-        return any(each.applies(letter) for of in of_letter for each in self.withdrawals.get(of, {}).values())
+        return any(each.applies(letter) for each in self.withdrawals.get(letter.batch_time_ms, {}).values())
 
 
 class TopicLetters(KeptLetters):

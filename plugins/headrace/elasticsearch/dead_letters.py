@@ -48,6 +48,7 @@ MAPPINGS: dict[str, Any] = {
         "incarnation": {"type": "integer"},
         "index": {"type": "keyword"},
         "index_names": {"type": "keyword"},
+        "replay": {"type": "keyword"},
         "reason": {"properties": {"type": {"type": "keyword"}, "text": {"type": "text"}}},
         "key": {"type": "binary"},
         "value": {"type": "binary"},
@@ -67,8 +68,9 @@ MAPPINGS: dict[str, Any] = {
 ``value_text`` is present if the value is UTF-8. ``document_text`` is the document that a transform made; without a
 transform ``value_is_document`` is true. A letter too large for a request has none of these and no ``value``, only the
 value's size in ``value_bytes``. ``index_names`` is the text of the output's index, if it has placeholders or is a
-mapping; ``index`` is that text too of a row without an index. ``document_id`` and ``version`` are those of the rejected
-document. ``replayed_at`` is present once the letter was replayed."""
+mapping; ``index`` is that text too of a row without an index. ``replay`` is the name of the replay that wrote it; the
+stream's own letters lack it. ``document_id`` and ``version`` are those of the rejected document. ``replayed_at`` is
+present once the letter was replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class DeadLetter:
             "attempt": options.attempt,
             "index": self.target.name,
             "index_names": None if options.names is None else options.names.text,
+            "replay": self.target.owner.replay or None,
             "topic": self.topic,
             "partition": self.partition,
             "offset": self.offset,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
 from headrace.clock import SystemClock
-from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.errors import TargetChangedError, UnsuitableTargetError
 from headrace.elasticsearch.open_target import OpenTarget
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget
@@ -45,6 +45,7 @@ class TargetWatch:
         deleted may be created again.
         """
         targets = []
+        changed: dict[str, TargetChangedError] = {}
         with closing(open_transport(self._options, 1, self._cluster)) as transport:
             where = ", ".join(map(str, self._cluster.nodes))
             ask_server(transport, self._retry_budget(self._options.target), where)
@@ -58,13 +59,17 @@ class TargetWatch:
                             target.name,
                         )
                 else:
-                    target.check_known(before)
+                    try:
+                        target.check_known(before)
+                    except TargetChangedError as error:
+                        changed[target.name] = error
                 if before is not None and before.name == target.dead_letter_index:
                     raise UnsuitableTargetError(
                         f"{target.name!r} is an alias of {before.name!r}, the index of its own dead letters.",
                         remedy="Name another dead_letter_index.",
                     )
                 targets.append(target.found(before))
+        _raise_changed(changed)
         check_creation([target.name for target in targets if target.concrete is None], self._options)
         _check_aliases(targets)
         _check_one_name_each(targets)
@@ -113,6 +118,19 @@ class TargetWatch:
             max_seconds=self._options.max_retry_seconds,
             clock=SystemClock(),
             cancelled=threading.Event(),
+        )
+
+
+def _raise_changed(changed: Mapping[str, TargetChangedError]) -> None:
+    """Raise the error of the first of these names, which are another index than before; it names all others too."""
+    if changed:
+        (_, first), *others = changed.items()
+        if not others:
+            raise first
+        named = ", ".join(repr(name) for name, _ in others)
+        raise TargetChangedError(
+            f"{first.what} Of the rows' other indices these have changed too: {named}.",
+            remedy=f"{first.remedy} Do the same for each of the others, by its --index.",
         )
 
 

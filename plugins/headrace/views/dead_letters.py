@@ -73,7 +73,7 @@ def output_of_index(ledger: Ledger, stream: Stream, output: ElasticsearchOutput,
     """The output as the stream's replay declared it that writes into this index, the newest definition first.
 
     A replay may have another dead-letter index and another cluster. If no replay has this index, it is the output with
-    another index.
+    another index; where rows have an index each, with the same dead-letter index, which is not named by one of them.
     """
     rows = ledger.results.replay_definitions(stream.name)
     for row in sorted(rows, key=lambda row: (row.created_at_ms, row.revision), reverse=True):
@@ -85,7 +85,7 @@ def output_of_index(ledger: Ledger, stream: Stream, output: ElasticsearchOutput,
         for declared in replay.elasticsearch_outputs:
             if declared.step == output.step and declared.names.may_be(index):
                 return declared
-    return output.model_copy(update={"index": index})
+    return output.model_copy(update={"index": index}) if output.names.is_plain else output.at(index)
 
 
 class DeadLetter(View):

@@ -16,6 +16,7 @@ from headrace.batch.places import (
     accept,
     left_behind,
     newest_place,
+    newest_places,
     place_of,
     written_places,
 )
@@ -177,6 +178,34 @@ def test_each_name_has_the_place_that_was_written_last(orders: Orders) -> None:
     assert [orders.index(NAMES.at(name)) for name in ("o-a", "o-b", "o-c", "o-d")] == ["o-a-1", "o-b-1", "o-c-1", None]
     accept(orders.ledger, "orders", place_of(NAMES.at("o-a"), ConcreteIndex("o-a-2", "u")), by="test")
     assert [orders.index(NAMES.at(name)) for name in ("o-a", "o-b")] == ["o-a-2", "o-b-1"]
+
+
+@pytest.mark.parametrize("more", [0, 3, 10])
+def test_places_of_several_names_are_found_together(orders: Orders, more: int) -> None:
+    """Few are searched for, of many all results are read. A database may escape what is not ASCII, or not."""
+    orders.write(1, written_to_names("o-münchen", "o-a"))
+    orders.write(2, written_to_names("o-京都"))
+    for number in range(3, BATCHES + 1):
+        orders.write(number, written_to_names("o-b"))
+    names = ["o-a", "o-münchen", "o-京都", "o-b", *(f"o-new-{number}" for number in range(more))]
+    found = newest_places(orders.ledger, "orders", NAMES, names, batch_time_ms=orders.time(5), interval_ms=10_000)
+    assert {name: place["index"] for name, place in found.items()} == {name: f"{name}-1" for name in names[:4]}
+    assert [orders.index(NAMES.at(name)) for name in names[:3]] == [f"{name}-1" for name in names[:3]]
+    mapping = OUTPUT.model_copy(update={"index": {"größe": "a", "b": "c"}})
+    orders.write(1, written_to("x", mapping))
+    assert orders.index(mapping) == "x"
+
+
+def test_the_acceptances_of_many_names_all_count(orders: Orders) -> None:
+    names = [f"o-{number}" for number in range(250)]
+    orders.write(1, written_to_names(*names))
+    orders.clock.advance(1_000)
+    for name in names:
+        accept(orders.ledger, "orders", place_of(NAMES.at(name), ConcreteIndex(f"{name}-2", "u")), by="test")
+    of_batch = {"batch_time_ms": orders.time(5), "interval_ms": 10_000}
+    found = newest_places(orders.ledger, "orders", NAMES, names, **of_batch)
+    assert {name: place["index"] for name, place in found.items()} == {name: f"{name}-2" for name in names}
+    assert orders.index(NAMES.at("o-0")) == "o-0-2"
 
 
 def test_a_batch_was_written_to_the_places_of_its_names() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.fake_elasticsearch import Action, FakeElasticsearch
 
+from headrace.clock import SystemClock
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import (
     IDS_PAGE,
@@ -22,7 +23,10 @@ from headrace.elasticsearch.dead_letter_index import (
 )
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.target import Target
 from headrace.elasticsearch.transport import Response
+from headrace.stream import ElasticsearchOutput
 
 
 class Searches:
@@ -32,6 +36,8 @@ class Searches:
         self.ids = [f"letter-{number}" for number in range(letters)]
         self.scrolls: dict[str, list[str]] = {}
         self.attempts: dict[str, int] = {}
+        self.fields: dict[str, dict[str, Any]] = {}
+        """Other fields of a letter than its attempt and its index."""
         self.written_anew: set[str] = set()
         self.busy: dict[str, int] = {}
         """How often the deletion of a letter is rejected because the cluster is busy."""
@@ -74,8 +80,9 @@ class Searches:
         found = {"hits": {"hits": hits}, "_shards": shards}
         return self._answer({**found, **({} if scroll is None else {"_scroll_id": scroll})})
 
-    def _source(self, id_: str) -> dict[str, int]:
-        return {"attempt": self.attempts[id_]} if id_ in self.attempts else {}
+    def _source(self, id_: str) -> dict[str, Any]:
+        of_attempt = {"attempt": self.attempts[id_]} if id_ in self.attempts else {}
+        return {"index": "clicks", **of_attempt, **self.fields.get(id_, {})}
 
     def _delete(self, action: dict[str, Any]) -> dict[str, Any]:
         assert (action["if_seq_no"], action["if_primary_term"]) == (1, 1)
@@ -141,6 +148,39 @@ def test_a_deletion_that_a_busy_cluster_rejects_is_resent_alone(letters_in: Any)
     searches.busy = {"letter-3": 1_000_000}
     with pytest.raises(ElasticsearchUnavailableError, match="429 es_rejected_execution_exception: the queue is full"):
         letters_in(searches).withdraw(10_000, 3)
+
+
+OLD = '{"clicks": "shop-clicks"}'
+"""A mapping, before the topic of a letter without an index was added."""
+
+
+@pytest.mark.parametrize(
+    ("name", "of_names", "replay", "left"),
+    [
+        ('{"clicks": "shop-clicks", "refunds": "shop-refunds"}', True, "", ["replayed"]),
+        (OLD, True, "", []),
+        ("clicks", False, "", ["elsewhere", "replayed"]),
+        (OLD.upper(), True, "v2", ["unnamed", "named", "clicks", "elsewhere"]),
+    ],
+    ids=["an edited definition", "the same one", "a plain index now", "another replay"],
+)
+def test_letters_of_names_that_were_edited_are_withdrawn(
+    letters_in: Any, name: str, of_names: bool, replay: str, left: list[str]
+) -> None:
+    """Those of another replay stay, and those that one index before and now has left behind in another."""
+    searches = Searches(0)
+    searches.fields = {
+        "unnamed": {"index": OLD, "index_names": OLD},
+        "named": {"index": "shop-clicks", "index_names": OLD},
+        "clicks": {"index": "clicks"},
+        "elsewhere": {"index": "sales"},
+        "replayed": {"index": "shop-clicks", "index_names": OLD, "replay": "v2"},
+    }
+    searches.ids, searches.attempts = list(searches.fields), dict.fromkeys(searches.fields, 1)
+    index = letters_in(searches)
+    index._target = replace(index._target, name=name, owner=replace(index._target.owner, replay=replay))
+    index.withdraw(10_000, 2, of_names=of_names)
+    assert searches.ids == left
 
 
 LETTERS = "clicks-dead-letters"
@@ -238,6 +278,32 @@ def test_a_letter_without_a_document_or_id_stays_with_the_reason(
     counts, noted = replay([StoredLetter(letter.id, (0, 1), {**letter.fields, **fields})])
     assert (counts.left, counts.replayed, noted) == (1, 0, {})
     assert why in next(iter(counts.left_because))
+
+
+@pytest.mark.parametrize(
+    ("fields", "topic", "index", "why"),
+    [
+        ({"index_names": OLD, "index": OLD}, "clicks", {"clicks": "shop-clicks"}, "it has no index"),
+        ({"index_names": OLD, "index": OLD}, "clicks", "shop-clicks", "it has no index"),
+        ({"index_names": OLD, "index": "shop-clicks"}, "clicks", {"clicks": "shop-clicks", "refunds": "r"}, None),
+        ({"index_names": OLD, "index": "shop-clicks"}, "clicks", {"clicks": "r", "refunds": "shop-clicks"}, "--index"),
+        ({"index_names": OLD, "index": "shop-clicks"}, "clicks", "shop-clicks", None),
+        ({"index": "clicks"}, "clicks", "{topic}", None),
+        ({"index": "clicks"}, None, "{topic}", None),
+        ({"index": "clicks"}, "clicks", "shop-{topic}", "--index"),
+    ],
+)
+def test_a_letter_is_replayed_where_its_row_may_still_belong(
+    fields: dict[str, Any], topic: str | None, index: Any, why: str | None
+) -> None:
+    """The definition was edited since."""
+    output = ElasticsearchOutput(hosts="http://h:1", index=index)
+    options = IndexingOptions.of(output, Target.of(output, "shop"), batch_time_ms=0)
+    held = {"topic": topic, "value": "e30=", "value_is_document": True, "document_id": "clicks+0+1"}
+    found = DeadLetterReplay(FakeElasticsearch(), options, Notes(), clock=SystemClock()).cannot(
+        StoredLetter("l", (0, 1), {**held, **fields})
+    )
+    assert found is None if why is None else why in (found or "")
 
 
 def test_a_letter_of_a_row_that_the_transform_rejected_is_left(letters: Any, replay: Any, make_rows: Any) -> None:

@@ -201,12 +201,17 @@ def test_a_withdrawal_is_of_each_index_of_an_output(orders: Log, make_rows: Any)
     assert [(letter.fields["index"], letter.fields["attempt"]) for letter in orders.find(EVERY)] == [("orders-b", 2)]
 
 
-@pytest.mark.parametrize(("changed", "left"), [("sales-{topic}", 3), ("orders-a", 2)])
-def test_a_withdrawal_is_of_the_names_of_its_attempt(orders: Log, make_rows: Any, changed: str, left: int) -> None:
-    """The definition has changed between the attempts, as of an index."""
+@pytest.mark.parametrize(
+    ("changed", "replay", "left"), [("sales-{topic}", "", 0), ("orders-a", "", 0), ("sales-{topic}", "v2", 3)]
+)
+def test_a_withdrawal_is_of_any_names_of_its_output(
+    orders: Log, make_rows: Any, changed: str, replay: str, left: int
+) -> None:
+    """The definition was edited between the attempts. A replay may be of another definition too: it stays apart."""
     write_orders(orders, make_rows)
-    names = parse_index(changed)
-    options = replace(orders._options, target=replace(orders._options.target, name=changed))
+    names, target = parse_index(changed), orders._options.target
+    target = replace(target, name=changed, owner=replace(target.owner, replay=replay))
+    options = replace(orders._options, target=target)
     Noting(orders.notes).withdraw(replace(options, names=None if names.is_plain else names))
     for partition, note in enumerate(orders.notes):
         orders.append(note, partition)

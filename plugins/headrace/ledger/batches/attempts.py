@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, literal, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, literal, or_, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.batches.batch_states import (
@@ -402,6 +402,7 @@ class Attempts(Repository):
         texts: Sequence[str],
         limit: int,
         *,
+        any_of: Sequence[str] = (),
         target: str | None = "",
         output_id: str | None = None,
         from_ms: int = 0,
@@ -415,6 +416,7 @@ class Attempts(Repository):
             stream: the stream's name.
             texts: of ASCII characters that JSON does not escape.
             limit: how many.
+            any_of: such texts of which they contain one at least, if any are given.
             target: the name of a replay, "" for the batches themselves, None for both.
             output_id: only results of this output.
             from_ms: the earliest batch time.
@@ -424,6 +426,7 @@ class Attempts(Repository):
             *_results_with(stream_name, texts, target, until_ms),
             batch_outputs.c.batch_time_ms >= from_ms,
             *([] if output_id is None else [batch_outputs.c.output_id == output_id]),
+            *([or_(*map(_contains, any_of))] if any_of else []),
         )
         newest_first = (batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
         return self._rows(BatchOutputRow, query.order_by(*newest_first).limit(limit))
@@ -486,7 +489,11 @@ def _results_with(
         yield batch_outputs.c.target == target
     yield batch_outputs.c.state == AttemptState.COMPLETED
     yield batch_outputs.c.batch_time_ms <= until_ms
-    yield from (cast(batch_outputs.c.counts, Text).contains(text, autoescape=True) for text in texts)
+    yield from map(_contains, texts)
+
+
+def _contains(text: str) -> ColumnElement[bool]:
+    return cast(batch_outputs.c.counts, Text).contains(text, autoescape=True)
 
 
 def check_runnable(batch: BatchRow) -> None:

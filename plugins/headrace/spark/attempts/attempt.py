@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.batch.places import READERS, left_behind, newest_place
+from headrace.batch.places import READERS, left_behind, newest_place, newest_places
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, INTERRUPTED, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
@@ -253,6 +253,11 @@ class _AttemptRun:
         incarnations: Callable[[], BatchIncarnations] | None = None,
     ) -> WrittenBatch:
         attempt, own = self._attempt, plan.own
+        of_batch: dict[str, Any] = {
+            "batch_time_ms": self._claim.batch_time_ms,
+            "interval_ms": attempt.stream.batch_interval_ms,
+            "target": self._claim.target,
+        }
         return WrittenBatch(
             stream=attempt.stream,
             context=attempt.batch_context(None if output is None else output.output.window),
@@ -272,14 +277,8 @@ class _AttemptRun:
             stream_steps=plan.stream_steps,
             check_held_versions=self._check_held_versions,
             left_behind=lambda output, names: left_behind(self._ledger, output, self._claim, names),
-            known_place=partial(
-                newest_place,
-                self._ledger,
-                self._claim.stream,
-                batch_time_ms=self._claim.batch_time_ms,
-                interval_ms=attempt.stream.batch_interval_ms,
-                target=self._claim.target,
-            ),
+            known_place=partial(newest_place, self._ledger, self._claim.stream, **of_batch),
+            known_places=partial(newest_places, self._ledger, self._claim.stream, **of_batch),
         )
 
     def _check_held_versions(self, index: str, held: Mapping[tuple[str, int], HeldVersion]) -> str | None:

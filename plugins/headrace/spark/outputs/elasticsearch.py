@@ -98,8 +98,8 @@ class ElasticsearchOutputWriter:
     def _at_names(self, batch: WrittenBatch, options: IndexingOptions, names: Sequence[str]) -> IndexingOptions:
         """The options with the targets of the names of the batch's rows, and what is known of each from earlier
         batches."""
-        known = {name: _known_indices(batch.known_place(self._output.at(name))) for name in names}
-        settled = options.with_targets(options.target.at(name, known=known[name]) for name in names)
+        known = batch.known_places(self._output, names)
+        settled = options.with_targets(options.target.at(name, known=_known_indices(known.get(name))) for name in names)
         self._check_unshared(settled, batch)
         return settled
 

@@ -53,9 +53,10 @@ class WrittenBatch:
     output's place under these other steps (``headrace.spark.attempts.former_outputs``). ``target``: the name of a
     replay, "" for the stream's own output; ``stream_steps``: the steps that the stream itself may have written the
     batch with, of a replay. ``known_place``: returns the place to which the newest batch of an output was written
-    (``headrace.batch.places``). ``left_behind``: returns the indices of earlier attempts at the batch that are none of
-    these names. ``check_held_versions``: see ``headrace.batch.held_versions``. ``out``: where a console
-    output prints. ``progress``: receives lines of text on the progress.
+    (``headrace.batch.places``), and ``known_places`` those of some of the names that its rows have. ``left_behind``:
+    returns the indices of earlier attempts at the batch that are none of these names. ``check_held_versions``: see
+    ``headrace.batch.held_versions``. ``out``: where a console output prints. ``progress``: receives lines of text on
+    the progress.
     """
 
     stream: Stream
@@ -75,6 +76,7 @@ class WrittenBatch:
     former_steps: tuple[str, ...] = ()
     stream_steps: tuple[str, ...] = ()
     known_place: Callable[[ElasticsearchOutput], Mapping[str, Any] | None] = lambda _: None
+    known_places: Callable[[ElasticsearchOutput, Collection[str]], Mapping[str, Mapping[str, Any]]] = lambda *_: {}
     left_behind: Callable[[ElasticsearchOutput, Collection[str]], list[str]] = lambda *_: []
     check_held_versions: Callable[[str, Mapping[tuple[str, int], HeldVersion]], str | None] = lambda *_: None
 

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
+from tests.support.indexing_options import indexing_options
 from tests.support.records import make_block
 from tests.unit.kafka.test_range_reader import Clicks, Questions
 
@@ -30,6 +31,7 @@ from headrace.elasticsearch.errors import (
 )
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.target import ConcreteIndex, Target
+from headrace.elasticsearch.target_watch import TargetWatch
 from headrace.elasticsearch.transport import Cluster, NoAnswerError, Node
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
@@ -255,6 +257,15 @@ def test_no_document_is_sent_where_the_former_alias_is_gone(elasticsearch: FakeE
     with pytest.raises(TargetChangedError, match="It was an alias of 'shop-1'"):
         index_rows(tasks, known("shop-1", "u1"))  # type: ignore[arg-type]
     assert (tasks.jobs, elasticsearch.indices) == (0, {})
+
+
+def test_all_names_that_have_changed_are_in_one_error(elasticsearch: FakeElasticsearch) -> None:
+    """Else each try would name one more."""
+    options = indexing_options(index="shop-{topic}", hosts=["http://h:1"], dead_letter_index="letters")
+    names = ["shop-a", "shop-b", "shop-c"]
+    targets = [options.target.at(name, known=(ConcreteIndex(f"{name}-1", "u"),)) for name in names]
+    with pytest.raises(TargetChangedError, match=r"'shop-a' any more.* too: 'shop-b', 'shop-c'.*--index shop-a"):
+        TargetWatch(options.with_targets(targets)).check_before()
 
 
 def test_a_write_through_an_alias_has_the_server_refuse_an_index(elasticsearch: FakeElasticsearch) -> None:
