@@ -52,7 +52,7 @@ def begin_with(stream: Stream, field: str) -> None:
     (registry,) = asked.decoder.connection_ids
     schemas = KeptSchemas(KeptValues(asked.decoder.kept_url(stream.folder_url)), registry)
     schemas.keep(asked.found)
-    schemas.record(asked.reader)
+    schemas.record(f"{stream.inputs[0].id}.{field}", asked.reader)
 
 
 def test_the_columns_are_shown_and_how_they_change(

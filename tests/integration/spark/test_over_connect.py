@@ -119,6 +119,9 @@ again.explain(True)
 print(json.dumps([again.count(), log.exceptAll(again).count(), again.exceptAll(log).count()]))
 blocks = KafkaBlocks.of([Manifest.load(manifest)], KafkaInput.model_validate_json(source))
 class Task:
+    def among(self, tasks):
+        return self
+
     def run(self, numbers):
         return blocks.read(numbers)
 ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in RECORD_SCHEMA)
