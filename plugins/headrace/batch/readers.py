@@ -73,7 +73,7 @@ class BatchReaders:
             KeptSchemaMissingError: a schema that the batch was read by before is no longer kept.
         """
         stream, attempts = context.stream, context.ledger.attempts
-        if not any(decoder.is_framed for source in stream.inputs for decoder in source.decoders.values()):
+        if not any(_framed(stream)):
             return cls(stream)
         target = "" if claim is None else claim.target
         known = attempts.pinned(context.name, batch_time_ms, READERS, target=target)
@@ -82,8 +82,8 @@ class BatchReaders:
         choice = _Choice(stream, known, decoded_by)
         if claim is None:
             return cls(choice.stream, choice.facts, frozenset(choice.first), is_look=True)
-        for told in choice.told:
-            warn(told)
+        for warning in choice.warnings:
+            warn(warning)
         if choice.new:
             choice.keep()
             held = attempts.pin(claim, READERS, choice.new, changes=choice.changes)
@@ -119,31 +119,19 @@ class BatchReaders:
         if not self.facts or times in ([], [batch_time_ms]):
             return [(self, in_order)]
         decoded = context.ledger.attempts.decoded_by(context.name, times, READERS, by_state=by_state)
-        groups: dict[tuple[tuple[str, str, str], ...] | None, list[BatchOrigin]] = {}
+        as_defined = tuple((input_id, name, by.connection_ids[0]) for input_id, name, by in _framed(context.stream))
+        groups: dict[tuple[_Registries, bool], list[BatchOrigin]] = {}
         for number, origin in enumerate(in_order):
             later = (decoded.get(time) for time in times[number:])
             facts = next((each[0] for nth, each in enumerate(later) if each is not None and each[1] > nth), None)
-            if origin.batch_time_ms == batch_time_ms:
-                by: tuple[tuple[str, str, str], ...] | None = ()
-            else:
-                by = None if facts is None else tuple(_other_registries(self.stream, facts))
+            by: tuple[_Registries, bool] = ((), False)
+            if origin.batch_time_ms != batch_time_ms:
+                by = (as_defined, True) if facts is None else (tuple(_other_registries(self.stream, facts)), False)
             groups.setdefault(by, []).append(origin)
-        return [(self if by == () else self._by(by, context.stream), found) for by, found in groups.items()]
+        return [(self._by(*by) if by[0] else self, found) for by, found in groups.items()]
 
-    def _by(self, registries: Sequence[tuple[str, str, str]] | None, given: Stream) -> BatchReaders:
-        """The readers by other registries, of inputs and decoders; None: as the definition ``given`` has them, for
-        batches that are read first."""
-        framed = [(each.id, name) for each in given.inputs for name, by in each.decoders.items() if by.is_framed]
-        if registries is None:
-            registries = [
-                (each.id, name, each.decoders[name].connection_ids[0])
-                for each in given.inputs
-                for name in each.decoders
-                if (each.id, name) in framed
-            ]
-            first = frozenset(f"{source}.{name}" for source, name in framed)
-        else:
-            first = frozenset()
+    def _by(self, registries: _Registries, is_first: bool) -> BatchReaders:
+        """The readers by these registries. ``is_first``: of batches that were never decoded."""
         inputs = []
         for source in self.stream.inputs:
             decoders = {
@@ -152,16 +140,29 @@ class BatchReaders:
                 if input_id == source.id
             }
             inputs.append(source.model_copy(update=decoders))
-        return replace(self, stream=self.stream.model_copy(update={"inputs": tuple(inputs)}), first=first)
+        stream = self.stream.model_copy(update={"inputs": tuple(inputs)})
+        first = [f"{input_id}.{name}" for input_id, name, _ in registries if is_first]
+        return replace(self, stream=stream, first=frozenset(first))
+
+
+_Registries = tuple[tuple[str, str, str], ...]
+"""Inputs, fields of decoders, and the connections of their registries."""
+
+
+def _framed(stream: Stream) -> Iterator[tuple[str, str, DecoderDefinition]]:
+    """The decoders whose values have the frame of a registry, with their inputs and fields."""
+    for source in stream.inputs:
+        for name, decoder in source.decoders.items():
+            if decoder.is_framed:
+                yield source.id, name, decoder
 
 
 def _other_registries(stream: Stream, facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The inputs, decoders and registries that are recorded, of decoders that have another registry."""
-    for source in stream.inputs:
-        for name, decoder in source.decoders.items():
-            recorded = _fact_of(facts, f"{source.id}.{name}") if decoder.is_framed else None
-            if recorded is not None and decoder.connection_ids != (recorded["registry"],):
-                yield source.id, name, recorded["registry"]
+    for input_id, name, decoder in _framed(stream):
+        recorded = _fact_of(facts, f"{input_id}.{name}")
+        if recorded is not None and decoder.connection_ids != (recorded["registry"],):
+            yield input_id, name, recorded["registry"]
 
 
 def _fact_of(facts: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
@@ -257,15 +258,15 @@ class _Choice:
 
     These are known by the decoder, the registry and the subject: a definition that names others has another question.
     ``decoded_by``: those of a batch that was decoded to its end. They stay, whatever the definition names, but for a
-    schema of its own. ``first``: the decoders whose records have never been decoded to their end. ``told``: what a
-    person should know.
+    schema of its own. ``first``: the decoders whose records have never been decoded to their end. ``warnings``:
+    lines for the log.
     """
 
     def __init__(self, stream: Stream, known: Mapping[str, Any], decoded_by: Mapping[str, Any] | None) -> None:
         self._given = stream
         self._known = known
         self._decoded_by = decoded_by or {}
-        self.told: list[str] = []
+        self.warnings: list[str] = []
         self.first: set[str] = set()
         self._asked: dict[str, tuple[str, SchemaQuestion, AskedReader]] = {}
         self.changes: dict[str, dict[str, Any]] = {}
@@ -327,7 +328,7 @@ class _Choice:
             self.changes[fact] = {**change, "differences": list(asked.differences)}
         if recorded is None or recorded["registry"] == registry:
             return asked.decoder
-        self.told.append(
+        self.warnings.append(
             f"{where} takes the ids in its records for those of connection {recorded['registry']!r}, by which the "
             f"batch was decoded before, and not of {registry!r}"
         )
@@ -336,7 +337,7 @@ class _Choice:
     def _tell_of_another(self, where: str, registry: str) -> None:
         former = _fact_of(self._known, where)
         if former is not None and former["registry"] != registry:
-            self.told.append(
+            self.warnings.append(
                 f"{where} takes the ids in its records for those of connection {registry!r}. The batch began by "
                 f"{former['registry']!r}, but no output of it has completed"
             )
